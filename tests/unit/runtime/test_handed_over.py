@@ -63,7 +63,7 @@ def test_a_call_that_returns_while_another_expires_breaks_nothing() -> None:
     class Returned:
         @property
         def state(self) -> int:
-            meanwhile(expired.clear)
+            meanwhile(expired.clear).join(LIMIT_S)
             return states.DONE
 
     expired.update({Returned(), Returned()})
@@ -130,14 +130,16 @@ def works_of(bench: Bench, count: int) -> list[Any]:
 def as_reported(stream: ResultStream, between: Callable[[], Any]) -> list[bool]:
     """What the engine learns of a stream that gets full; `between` before it learns that."""
     levels: list[bool] = []
+    threads: list[threading.Thread] = []
 
     def on_level(full: bool) -> None:
         if full:
-            meanwhile(between)
+            threads.append(meanwhile(between))
         levels.append(full)
 
     stream.on_level = on_level
     stream.put([None] * RESULTS_MAX)
+    threads[0].join(LIMIT_S)
     return levels
 
 
