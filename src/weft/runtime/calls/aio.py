@@ -1,10 +1,10 @@
 """Call `async def` handlers on one event loop.
 
-A fixed set of worker coroutines takes records from a queue; none is made per record. A handler
-that does not wait ends within one step of its worker, which then takes the next record: no task,
-no future, no trip through the loop. Only when a handler first waits are further workers woken.
-Each call takes its steps in a context of its own (contextvars), kept for the next call as long as
-nothing was set in it.
+A fixed set of worker coroutines takes records from a queue; none is created per record. A handler
+that does not wait ends within one step of its worker, which then takes the next record: no task, no
+future, no iteration of the loop. Only when a handler first waits are further workers woken. Each
+call runs in a separate context (contextvars), which is reused for the next call as long as nothing
+was set in it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.types import Record
 
-SLICE_S = 0.005  # a worker whose handlers never wait lets the loop breathe this often
+SLICE_S = 0.005  # a worker whose handlers never wait yields to the loop this often
 _LOOK_EVERY = 32  # records between two looks at the clock, at most
-_LOOK_S = 100e-6  # and time, as long as the calls take what the last ones took
-_BEGUN_S = 0.02  # how often a call whose time is over is looked at until it has begun
+_LOOK_S = 100e-6  # and the time, as long as calls take about as long as the last ones
+_BEGUN_S = 0.02  # interval of checks whether an expired call has started
 
-EXPIRED = "expired"  # cancelled because its time was over
-DROPPED = "dropped"  # because its partition went away or the app stops
+EXPIRED = "expired"  # cancelled by its time-out
+DROPPED = "dropped"  # cancelled because its partition was revoked or the app stops
 
 
 class AttemptTimeout(TimeoutError):
     """The attempt ran longer than `timeout_s`."""
 
 
-#: what a burst awaits for a context in which nothing is set
+#: a burst awaits this for a context in which nothing is set
 _FRESH = object()
 
 
@@ -74,24 +74,24 @@ def _in_contexts(
         suspended()
         try:
             value = yield waits_for
-        except BaseException as error:  # a cancellation: the handler's to see first
+        except BaseException as error:  # a cancellation: the handler gets it first
             step, value = calls.throw, error
 
 
 class _Worker:
-    """One worker coroutine and what it is at."""
+    """One worker coroutine and its current work."""
 
     __slots__ = ("calls", "context", "mark", "task", "waited", "work")
 
     def __init__(self) -> None:
         self.work: Work | None = None
-        #: that of its present call, kept for the next one as long as nothing is set in it
+        #: the context of its current call, reused for the next one while nothing is set in it
         self.context = Context()
-        #: its present burst, a coroutine that awaits that call
+        #: its current burst, a coroutine that awaits that call
         self.calls: Any = None
-        #: a call has waited since the worker looked at the clock: any time may have passed
+        #: a call has waited since the worker read the clock: any time may have passed
         self.waited = False
-        #: why its present call was cancelled; the call's, so taken off when it ends
+        #: why its current call was cancelled; cleared when the call ends
         self.mark: str | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -111,7 +111,7 @@ class AsyncExecutor(Executor):
         self._flushing = False
         self._closed = False
         self._loop_thread = 0
-        #: past their time by the engine's clock, and not begun yet
+        #: expired by the engine's clock, and not started yet
         self._looked_for: set[Work] = set()
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         decoding = plan.decoding
@@ -125,8 +125,8 @@ class AsyncExecutor(Executor):
         """Call the handler for each; never blocks."""
         self._ready.extend(works)
         on_loop = threading.get_ident() == self._loop_thread
-        # A worker in the middle of its turn takes from the queue by itself; it wakes others only
-        # if its handler waits.
+        # A worker in the middle of its turn takes from the queue itself; it wakes others only if
+        # its handler waits.
         if self._woken or (on_loop and self._turning):
             return
         self._woken = True
@@ -136,22 +136,22 @@ class AsyncExecutor(Executor):
             self._call_on_loop(self._wake)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the attempt of this record, as a time-out or because its partition goes away."""
+        """End the attempt of this record, by time-out or because its partition is revoked."""
         self._call_on_loop(lambda: self._cancel(work, EXPIRED if expired else DROPPED))
 
     def close(self) -> None:
-        """Let no further record start and end the idle workers."""
+        """Start no further record and end the idle workers."""
         self._closed = True
         self._call_on_loop(self._end_workers)
 
     def stack(self, where: stacks.Where) -> list[str]:
-        """Where the call of this record is now: what it awaits, or where it holds the loop."""
+        """Where the call of this record is now: what it awaits, or where it blocks the loop."""
         for worker in tuple(self._workers):
             task = worker.task
             if task is None or not stacks.is_of(worker.work, where):
                 continue
             calls = worker.calls
-            if calls is None or calls.cr_running:  # it runs at this moment
+            if calls is None or calls.cr_running:  # it runs right now
                 return stacks.of_thread(self._loop_thread, inside=AsyncExecutor._burst.__code__)
             return stacks.of_coroutine(calls.cr_await)
         return []
@@ -165,7 +165,7 @@ class AsyncExecutor(Executor):
     # -- on the loop -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have a worker for each record that waits, as far as concurrency allows."""
+        """Wake a worker for each waiting record, as far as concurrency allows."""
         self._loop_thread = threading.get_ident()
         self._woken = False
         wanted = len(self._ready)
@@ -182,7 +182,7 @@ class AsyncExecutor(Executor):
             wanted -= 1
 
     def _on_suspend(self) -> None:
-        """A handler waits: let others have what is ready, and report what has ended, however."""
+        """A handler waits: wake workers for ready records, and report ended calls."""
         if self._ready and not self._woken:
             self._woken = True
             self._loop.call_soon(self._wake)
@@ -201,14 +201,14 @@ class AsyncExecutor(Executor):
                     worker.calls = calls = self._burst(worker)
                     await _in_contexts(worker, calls, self._on_suspend)
                     if self._ready or self._door.done:
-                        await asyncio.sleep(0)  # others end, too: one turn reports them all
+                        await asyncio.sleep(0)  # other calls end, too: one turn reports them all
                 else:
                     waiting = self._loop.create_future()
                     self._idle.append(waiting)
                     try:
                         await waiting
                     except asyncio.CancelledError:
-                        # It was meant for a handler which ended in the same moment.
+                        # It was meant for a handler that ended at the same moment.
                         if self._closed:
                             raise
                         asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
@@ -216,21 +216,21 @@ class AsyncExecutor(Executor):
             del self._workers[worker]
 
     def _turn(self) -> bool:
-        """Report what is finished; whether that brought something to do."""
+        """Report ended calls; whether that made more records ready."""
         self._turning = True
         self._door.turn()
         self._turning = False
         return bool(self._ready)
 
     def _give_back(self) -> None:
-        """Nothing that was passed on starts now."""
+        """Return queued records: none of them may start now."""
         while self._ready:
             self._door.ended.append(GivenBack(self._ready.popleft()))
 
     async def _burst(self, worker: _Worker) -> None:
-        """Call the handler for what is ready, until nothing is or the loop should breathe.
+        """Call the handler for ready records, until there are none or the slice is over.
 
-        Driven by `_in_contexts`: what runs in here, runs in the context of the present call.
+        Driven by `_in_contexts`: this code runs in the context of the current call.
         """
         plan, ready, done = self._plan, self._ready, self._door.done
         function, decode = self._function, self._decode
@@ -243,7 +243,7 @@ class AsyncExecutor(Executor):
         while (ready or self._turn()) and not self._closed:
             worker.work = work = ready.popleft()
             if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
-                worker.work = None  # as plan.may_call, written out: this is the hot path
+                worker.work = None  # plan.may_call, inlined: this is the hot path
                 self._door.ended.append(GivenBack(work))
                 continue
             try:
@@ -256,7 +256,7 @@ class AsyncExecutor(Executor):
                 else:
                     self._returned(worker, work, returned, began)
             worker.work = None
-            if worker.context:  # it has set something, which stays private
+            if worker.context:  # the call has set something, which stays private
                 await _fresh_context()
             since_look += 1
             if plan.calls is None and since_look < look_at and ready and not worker.waited:
@@ -268,18 +268,18 @@ class AsyncExecutor(Executor):
             look_at = min(_LOOK_EVERY, int(_LOOK_S / (each_s or _LOOK_S)))
             if now > slice_ends:
                 return
-            if not trusted():  # the process was suspended: another member may own these by now
+            if not trusted():  # the process was suspended: other members may own these by now
                 self._give_back()
 
     def _returned(self, worker: _Worker, work: Work, returned: Any, began: float) -> None:
         plan = self._plan
-        # It may have caught its own cancellation; if its time was over, it has failed all the same.
+        # It may have caught its own cancellation; after its time-out it has failed anyway.
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
             plan.called([work], began)
             self._door.ended.append(failed(work, self._timeout(work), plan.retry))
             return
         ended = None
-        if returned is not None:  # a generator's body runs only now
+        if returned is not None:  # a generator runs only now
             ended = ending(work, returned, plan.output, plan.retry)
         plan.called([work], began, returned)
         if ended is None:
@@ -291,7 +291,7 @@ class AsyncExecutor(Executor):
         """The attempt failed: by itself, by its time-out, or because the executor is closing."""
         mark = None if worker.mark is None else self._unmarked(worker)
         if mark == DROPPED and not self._at_most_once:
-            # Not a failed attempt: the record's next owner is to handle it.
+            # Not a failed attempt: the record's next owner handles it.
             self._door.ended.append(GivenBack(work))
             return
         why = self._timeout(work) if mark == EXPIRED else error
@@ -303,7 +303,7 @@ class AsyncExecutor(Executor):
         return AttemptTimeout(f"no answer within timeout_s={work.partition.handler.timeout_s}")
 
     def _unmarked(self, worker: _Worker) -> str | None:
-        """Why the call that has just ended was cancelled; its worker's next one is not."""
+        """Why the call that has just ended was cancelled; clears the reason."""
         mark, worker.mark = worker.mark, None
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -328,7 +328,7 @@ class AsyncExecutor(Executor):
         return next((worker for worker in self._workers if worker.work is work), None)
 
     def _time_once_begun(self, work: Work, record: Record) -> None:
-        """The time of a call that the loop had no time for counts from its beginning."""
+        """Count the time of a call from its actual start, if the loop was busy before that."""
         present = work.state == RUNNING and work.record is record and not self._closed
         if present and self._worker_of(work) is None:
             self._loop.call_later(_BEGUN_S, self._time_once_begun, work, record)

@@ -1,4 +1,4 @@
-"""A call of a batch handler, and the two executors that make such calls in this process."""
+"""A call of a batch handler, and the two executors of such calls in this process."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from weft.types import Record
 if TYPE_CHECKING:
     from weft.kafka.ports import OutMessage
 
-#: acknowledgements of a running batch reach the engine so often, and a round of the polling thread
-#: after the last one
+#: interval in which acknowledgements of a running batch reach the engine; the polling thread
+#: reports the last ones
 FLUSH_S = 0.02
 
 
 class BatchCall:
-    """One call of a batch handler and what is acknowledged of it so far."""
+    """One call of a batch handler and its acknowledgements so far."""
 
     def __init__(self, plan: HandlerPlan, door: Door, works: Sequence[Work]) -> None:
         self.plan = plan
         self.works = list(works)
-        #: the core's; a record that was acknowledged may be in another one later
+        #: the core's call; a record that was acknowledged may be in another one later
         self.call = works[0].call
         self.explicit = plan.spec.batch is not None and plan.spec.batch.ack == "explicit"
         self.batch: RecordBatch
         self._warned = threading.Event()
         self.began = time.perf_counter()
-        #: what the call sets (contextvars) stays private
+        #: the call's contextvars stay private
         self.context = Context()
-        #: the task of an async one, once it has begun
+        #: the task of an async call, once it has started
         self.task: asyncio.Task[None] | None = None
-        #: its time was over
+        #: its time-out has passed
         self.expired = False
-        #: none of it stays here: it is to end, and what is left of it to be given back
+        #: all of its partitions were revoked: it ends, and unfinished records are returned
         self.dropped = False
-        #: its records whose partitions go away, or all when the app stops
+        #: its records whose partitions are revoked, or all when the app stops
         self.leaving: set[Work] = set()
         self._door = door
         self._acks = Acks([work.record for work in works], plan.spec.ordering)
@@ -67,7 +67,7 @@ class BatchCall:
     # -- before the call ---------------------------------------------------------------------------
 
     def prepare(self, decode: Callable[[Record], Record] | None) -> RecordBatch | None:
-        """The batch to call with; None where there is no call, which has then been reported."""
+        """The batch to call with; None if there is no call, which has then been reported."""
         if not self.may_begin():
             self.give_back()
             return None
@@ -75,11 +75,11 @@ class BatchCall:
         return self.made(*self.context.run(all_decoded, records, decode))
 
     def made(self, records: list[Record], bad: dict[int, BaseException]) -> RecordBatch | None:
-        """The same of what is decoded by now."""
+        """The same after decoding: `bad` are records that failed it."""
         if not bad:
             self.batch = RecordBatch(self, records, self._warned)
             return self.batch
-        # Only those records failed, the others are gathered again.
+        # Only those records failed; the others are batched again.
         ends: list[Ended] = [
             failed(work, bad[index], self.plan.retry) if index in bad else GivenBack(work)
             for index, work in enumerate(self.works)
@@ -88,12 +88,12 @@ class BatchCall:
         return None
 
     def may_begin(self) -> bool:
-        """Whether its records are still ours, as far as we know."""
+        """Whether this member still owns its records, as far as known."""
         once = self.plan.spec.delivery == AT_MOST_ONCE
         return self._door.trusted() and all(may_call(w, at_most_once=once) for w in self.works)
 
     def give_back(self) -> None:
-        """It has not begun, and will not."""
+        """Return its records: it has not started and will not."""
         self._report([], [GivenBack(work) for work in self.works], whole=False)
 
     # -- during the call ---------------------------------------------------------------------------
@@ -116,8 +116,8 @@ class BatchCall:
 
     def flush(self) -> None:
         """Report to the engine what was acknowledged since the last report."""
-        # The handler's thread and the polling thread may both flush: what is taken by one must
-        # not reach the engine behind what the other took later.
+        # The handler's thread and the polling thread may both flush: what one takes must not
+        # reach the engine after what the other took later.
         with self._flushing:
             done, ended = self._take_fresh()
             if done or ended:
@@ -125,7 +125,7 @@ class BatchCall:
                 self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
 
     def flush_late(self) -> None:
-        """The same of what no later acknowledgement has reported so far."""
+        """Report acknowledgements that no later one has reported so far."""
         if self._fresh and time.perf_counter() - self._flushed_at > FLUSH_S:
             self.flush()
 
@@ -137,11 +137,11 @@ class BatchCall:
 
     @property
     def timeout_s(self) -> float | None:
-        """As it is set now."""
+        """The current time-out."""
         return self.works[0].partition.handler.timeout_s
 
     def used_up(self) -> bool:
-        """Whether its time is over, which the engine counts from when it asked for the call."""
+        """Whether its time-out has passed, counted by the engine from its request for the call."""
         if self.time_is_over():
             return True
         ran_s = time.perf_counter() - self.began
@@ -149,7 +149,7 @@ class BatchCall:
         return False
 
     def time_is_over(self) -> bool:
-        """The same, without a word to the engine."""
+        """The same without asking the engine."""
         return time.perf_counter() - self.began >= (self.timeout_s or 0.0)
 
     def touches(self, partitions: Sequence[Partition]) -> bool:
@@ -157,7 +157,7 @@ class BatchCall:
         return any(work.partition in partitions for work in self.works)
 
     def stays(self) -> bool:
-        """Whether it has unfinished records that stay here: these must not be handled again."""
+        """Whether it has unfinished records that this member keeps: none may be handled twice."""
         return any(
             self.works[index].state == RUNNING and self.works[index] not in self.leaving
             for index in self._acks.left()
@@ -179,7 +179,7 @@ class BatchCall:
         else:
             messages: list[OutMessage] = []
             try:
-                if value is not None:  # in the call's context: a generator's body runs only now
+                if value is not None:  # in the call's context: a generator runs only now
                     record, output = self.works[0].record, self.plan.output
                     messages = self.context.run(messages_of, record, value, output)
             except BaseException as error:
@@ -188,13 +188,13 @@ class BatchCall:
             if not messages:
                 self._report(self.works, [], whole=False, returned=value)
                 return
-            # One set of outputs for all: none of the records is done before all of it is stored.
+            # One set of outputs for all: no record is done before all of it is stored.
             shared = SharedOutputs(messages, len(self.works))
             ended = [Returned(work, shared) for work in self.works]
             self._report([], ended, whole=False, returned=value)
 
     def raised(self, error: BaseException) -> None:
-        """The handler raised, or did as badly."""
+        """The handler raised, or failed in another way."""
         if self.dropped and self.plan.spec.delivery != AT_MOST_ONCE:
             self._end(None)
         elif self.explicit:
@@ -224,7 +224,7 @@ class BatchCall:
 
 
 class _Calls:
-    """The calls of a batch executor that are running."""
+    """The running calls of a batch executor."""
 
     def __init__(self) -> None:
         self._running: dict[BatchCall, None] = {}
@@ -239,7 +239,7 @@ class _Calls:
             self._running.pop(call, None)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Notify batches of these partitions, or all, and collect what they have acknowledged."""
+        """Notify batches of these partitions, or all, and collect their acknowledgements."""
         for call in self.all():
             if partitions is None or call.touches(partitions):
                 call.batch.cancel_event.set()
@@ -255,7 +255,7 @@ class _Calls:
         return next((call for call in reversed(self.all()) if work in call.works), None)
 
     def to_end(self, work: Work) -> BatchCall | None:
-        """The call of this record whose time is over: several may have acknowledged it in turn."""
+        """The expired call of this record: several may have acknowledged it in turn."""
         over = (c for c in self.all() if work in c.works and not c.expired and c.time_is_over())
         return next(over, None) or self.of(work)
 
@@ -280,7 +280,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         self.put([works])
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """A running call cannot be ended: it counts as failed when it returns."""
+        """A running call cannot be cancelled: it counts as failed when it returns."""
         if not expired:
             return
         call = self._calls.to_end(work)
@@ -311,11 +311,11 @@ class BatchThreads(WorkerThreads["list[Work]"]):
             call.returned(value)
         finally:
             self._calls.remove(call)
-        return False  # it reports itself
+        return False  # the call reports itself
 
 
 class BatchTasks(Executor):
-    """Calls an async batch handler, a task for each call: a batch pays for it."""
+    """Calls an async batch handler, with one task per call."""
 
     def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
         self._plan = plan
@@ -345,7 +345,7 @@ class BatchTasks(Executor):
         if batch is None:
             return
         self._calls.add(call)
-        # The task's context is a copy of the one it is made in.
+        # The task gets a copy of the context in which it is created.
         call.context.run(self._loop.create_task, self._run(call, batch))
 
     async def _run(self, call: BatchCall, batch: RecordBatch) -> None:
@@ -387,15 +387,15 @@ class BatchTasks(Executor):
         if expired or call is None:
             return
         call.leaving.add(work)
-        # exactly_once: what is handled again shows nowhere, what a call sends for records that
-        # have gone to another member would.
+        # exactly_once: a record that is handled again shows nowhere, but outputs for records that
+        # another member owns would.
         if self._plan.spec.exact or not call.stays():
             call.dropped = True
             self._end(call)
 
     @staticmethod
     def _end(call: BatchCall) -> None:
-        """A task that has not begun would never see that it was cancelled: it looks itself."""
+        """A task that has not started never sees its cancellation: it checks by itself."""
         if call.task is not None:
             call.task.cancel()
 
@@ -408,7 +408,7 @@ class BatchTasks(Executor):
         self._calls.flush_late()
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
         self._closed = True
 
     def stack(self, where: stacks.Where) -> list[str]:

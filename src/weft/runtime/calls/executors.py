@@ -22,7 +22,7 @@ from weft.runtime.handling import Executor, HandlerPlan
 
 
 def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
-    """Whether something of theirs runs on an event loop."""
+    """Whether any handler, prefetch or decoder runs on an event loop."""
     return any(
         handler.kind == "async"
         or is_async(handler.prefetch)
@@ -38,19 +38,19 @@ def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
 
 @dataclass(slots=True)
 class Executors:
-    """Makes the executors of one member."""
+    """Creates the executors of one member."""
 
     door: Door
-    #: the run ends for this reason
+    #: ends the run with a reason
     fail: Callable[[str], None]
-    #: of what is async: handlers, prefetches, decoders; None where there are none
+    #: the loop of async handlers, prefetches and decoders; None if there are none
     loop: asyncio.AbstractEventLoop | None
     group: str
-    #: opened again in each worker process
+    #: the lifespan, opened again in each worker process
     lifespan: Callable[..., Any] | None
 
     def of(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
-        """The one that calls this handler."""
+        """The executor of this handler."""
         if plan.prefetch is None:
             return self._plain(handler, plan)
         prefetcher = Prefetcher(plan, self.door, self.loop)

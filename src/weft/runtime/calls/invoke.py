@@ -1,6 +1,6 @@
-"""What a handler's call returned or raised: messages to send, or a failed attempt.
+"""The result of a handler's call: messages to send, or a failed attempt.
 
-Also the call of a function that is `on_exhausted`, on the callbacks' thread.
+Also calls a function given as `on_exhausted`, on the callbacks' thread.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
 
-#: callables of Retry(delay_s=...) that failed, and were logged
+#: callables of Retry(delay_s=...) that failed and were logged
 _REPORTED: list[Callable[..., float]] = []
 
-TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
+TRACEBACK_CHARS_MAX = 2_000  # the end of it: kept for each failing record
 MESSAGE_CHARS_MAX = 2_000
 OUTPUTS_MAX = 100_000
 PARTITION_MAX = 2**31 - 1
@@ -47,7 +47,7 @@ class BadReturn(Exception):
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """An exception as bounded plain strings, even when its own `__str__` fails."""
+    """An exception as bounded plain strings, even if its own `__str__` fails."""
     try:
         message, whole = message_of(error), str(error)
     except BaseException:
@@ -66,14 +66,14 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 def _printable(text: str) -> str:
-    """The text as UTF-8 can hold it: half a surrogate pair breaks dead letters and log lines."""
+    """The text without lone surrogates, which would break dead letters and log lines."""
     return text.encode(errors="replace").decode()
 
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     """A failed attempt, classified by the policy's types and callables.
 
-    By the record's own one where `on_exhausted` has returned one for it.
+    The record's own policy counts if `on_exhausted` has returned one for it.
     """
     if work.failure is not None and work.failure.decision is not None:
         retry = work.retry
@@ -93,7 +93,7 @@ def is_final(error: BaseException, retry: Retry) -> bool:
 
 
 def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | None:
-    """Seconds that RetryAfter or the policy's callable ask for; None leaves it to the policy."""
+    """Seconds from RetryAfter or the policy's callable; None: the policy decides."""
     if isinstance(error, RetryAfter):
         return error.delay_s
     if not callable(retry.delay_s):
@@ -101,7 +101,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
     try:
         delay_s = float(retry.delay_s(attempt, error))
         if math.isnan(delay_s):
-            raise ValueError("it returned NaN")  # as what it may raise itself
+            raise ValueError("it returned NaN")  # handled like its own exceptions
     except BaseException as why:  # a broken policy must not lose a record
         if retry.delay_s not in _REPORTED:
             _REPORTED.append(retry.delay_s)
@@ -112,7 +112,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
 
 
 def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMessage]:
-    """What to produce for a returned value that is not None; BadReturn where it cannot be sent."""
+    """The messages for a returned value that is not None; BadReturn if it cannot be sent."""
     if isinstance(returned, Produce):
         return [_message(record, returned, output)]
     if isinstance(returned, list | tuple | GeneratorType):
@@ -139,7 +139,7 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
 
 
 def _yielded(several: Iterable[Any]) -> Generator[Any, None, None]:
-    """The items; what a generator returns in the end would be lost, so it is refused."""
+    """The items; a generator's return value would be lost, so it is refused."""
     returned: object = yield from several  # type: ignore[func-returns-value]  # a generator's may
     if returned is not None:
         raise BadReturn(
@@ -216,16 +216,16 @@ def _headers(headers: Any) -> Headers:
 
 
 def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:
-    """How a call that returned something ended; None when there is nothing to send."""
+    """How a call that returned something ended; None if there is nothing to send."""
     try:
         messages = messages_of(work.record, returned, output)
-    except BaseException as error:  # a generator of the user's may raise anything, or sys.exit()
+    except BaseException as error:  # a user's generator may raise anything, or call sys.exit()
         return failed(work, error, retry)
     return Returned(work, messages) if messages else None
 
 
 def decided(effect: fx.AskExhausted) -> Decided:
-    """What it returned; with the reason where it raised, or returned no outcome."""
+    """The function's outcome; or the reason if it raised or returned no outcome."""
     work, number, record, info = effect
     raised = info.raised if isinstance(info, Raised) else None
     error: BaseException = raised or RemoteError(*info)
@@ -233,7 +233,7 @@ def decided(effect: fx.AskExhausted) -> Decided:
     try:
         outcome = function(record, error)
         wrong = _wrong(outcome, record.topic)
-    except BaseException as why:  # whatever it raises, sys.exit() too: no record is lost by it
+    except BaseException as why:  # also sys.exit(): no record is lost by it
         info = error_info(why)
         text = f"on_exhausted raised {info.line}"
         return Decided(work, number, None, ErrorInfo(KIND, text, info.traceback))
@@ -244,7 +244,7 @@ def decided(effect: fx.AskExhausted) -> Decided:
 
 
 def _wrong(outcome: object, topic: str) -> str:
-    """What is wrong with it, and the cure; empty for an outcome."""
+    """What is wrong with it, and the fix; empty for a valid outcome."""
     if isinstance(outcome, CoroutineType):
         outcome.close()
         return "a coroutine: make it a plain `def`"
@@ -256,10 +256,10 @@ def _wrong(outcome: object, topic: str) -> str:
 
 
 def asked_wait_s(error: BaseException) -> float | None:
-    """Seconds that nothing else should be sent: `RetryAfter`, or the answer 429 of an HTTP client.
+    """Seconds for which the service refuses requests: by `RetryAfter`, or a client's status 429.
 
-    httpx, requests and those built on them (openai, anthropic) raise an error with a `response`;
-    that of aiohttp has `status` and `headers` itself. None where neither it nor a cause names any.
+    httpx, requests and libraries on top of them (openai, anthropic) raise an error with a
+    `response`; aiohttp's has `status` and `headers` itself. None if neither it nor a cause has one.
     """
     if isinstance(error, RetryAfter):
         return error.delay_s
@@ -286,6 +286,6 @@ def asked_wait_s(error: BaseException) -> float | None:
                         ).timestamp() - time.time()
                     return max(0.0, seconds) if seconds < float("inf") else None
             one = one.__cause__ or one.__context__
-    except Exception:  # an error of the user's: its attributes may be anything
+    except Exception:  # a user's error: its attributes may be anything
         return None
     return None

@@ -30,10 +30,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class HandlerLoop:
-    """An event loop on a thread of its own, or the caller's own loop (`app.serve()`)."""
+    """An event loop on a separate thread, or the caller's own loop (`app.serve()`)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        #: called when its thread dies; the run's, once there is one
+        #: called when its thread dies; set by the run
         self.died: guard.Died = guard.log_death
         self.own = loop is None
         self.loop = loop or new_loop()
@@ -42,7 +42,7 @@ class HandlerLoop:
         if self.own:
             self._thread = guard.thread("weft-handlers", self._run, self._died)
             self._thread.start()
-        #: whose stack shows what blocks the loop
+        #: the thread whose stack shows what blocks the loop
         self.thread_id = self._thread.ident if self._thread else threading.get_ident()
 
     def _died(self, thread: str, error: BaseException) -> None:
@@ -52,8 +52,9 @@ class HandlerLoop:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            # What still runs is cancelled, as it was made ("Task-9", then "Task-10"): the order of
-            # a set follows addresses, which no seed replays. What does not end then is left behind.
+            # Cancel remaining tasks in the order of their creation ("Task-9", then "Task-10"): the
+            # order of a set follows addresses, which no seed replays. Abandon those that do not
+            # end.
             tasks = asyncio.all_tasks(self.loop)
             left = sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name()))
             for task in left:
@@ -64,7 +65,7 @@ class HandlerLoop:
             self.loop.close()
 
     async def enter(self, lifespan: Callable[..., Any] | None, app: Any) -> Any:
-        """Open the lifespan; its value. Runs on the loop. Raises FatalError when it fails."""
+        """Open the lifespan and return its value. Runs on the loop. FatalError if it fails."""
         if lifespan is None:
             return None
         try:
@@ -97,7 +98,7 @@ class HandlerLoop:
             raise FatalError(f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s") from error
 
     def at_exit(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have this awaited on the loop when it closes, before the lifespan's own end."""
+        """Await this on the loop when it closes, before the lifespan's own end."""
         self._stack.push_async_callback(callback)
 
     async def exit(self) -> None:
@@ -105,7 +106,7 @@ class HandlerLoop:
         await self._stack.aclose()
 
     def close(self, timeout_s: float) -> bool:
-        """Close the lifespan and end the thread; False when the loop did not answer in time."""
+        """Close the lifespan and end the thread; False if the loop did not answer in time."""
         if not self.own:
             return True
         closing: Future[None] = asyncio.run_coroutine_threadsafe(self.exit(), self.loop)
@@ -123,7 +124,7 @@ class HandlerLoop:
 
 
 def takes_argument(function: Callable[..., Any]) -> bool:
-    """True for a lifespan that wants the app, as FastAPI's do."""
+    """Whether a lifespan takes the app as argument, as FastAPI's do."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """Load data for many records in one call, before their handlers are called.
 
-Stands before an executor: records that may start are gathered for at most 5 ms, the user's
-function is called with them on a separate thread, and each record continues with its value.
+Wraps an executor: ready records are gathered for at most 5 ms, the user's function is called with
+them on a separate thread, and each record continues with its value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.types import Record
 GATHER_S = 0.005
 LOADERS = 4  # a quarter of the slots each, so that four fill them all
 LOAD_MIN = 10
-LOOK_S = 0.02  # how often finished records are looked for, where something is to be released
+LOOK_S = 0.02  # interval of checks for finished records, if something is to be released
 CLOSE_S = 1.0
 
 
@@ -40,20 +40,20 @@ class BadPrefetch(Exception):
 
 
 class _Group:
-    """Records that were loaded together by a generator, which is resumed to release that."""
+    """Records that were loaded together by a generator, which is resumed to release the data."""
 
     __slots__ = ("context", "records", "source", "works")
 
     def __init__(self, works: Sequence[Work], source: Any, context: Context) -> None:
         self.works = list(works)
-        #: as they were handed on: a later attempt has another one
+        #: as they were passed on: a later attempt is another object
         self.records = [work.record for work in works]
         self.source = source
-        #: the generator's own context (contextvars), which no other code sees
+        #: the generator's private context (contextvars)
         self.context = context
 
     def finished(self) -> bool:
-        """No call has any of them any more, however it ended, or whether it ever began."""
+        """Whether no call has any of them any more, however it ended, or if it never started."""
         return not any(
             work.state == RUNNING and work.record is record
             for work, record in zip(self.works, self.records, strict=True)
@@ -61,7 +61,7 @@ class _Group:
 
 
 class Prefetcher(Executor):
-    """An executor that loads first and hands on to the real one."""
+    """An executor that loads first and then calls the real one."""
 
     def __init__(
         self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None
@@ -76,9 +76,9 @@ class Prefetcher(Executor):
         self._limit = max(LOAD_MIN, plan.spec.concurrency // 4)
         self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
         self._gathering = threading.Lock()
-        #: what is loaded and not released yet, of generators
+        #: data of generators that is loaded and not released yet
         self._groups: list[_Group] = []
-        #: taken over and not handed on
+        #: received and not passed on
         self._loading: set[Work] = set()
         self._handing_on = threading.Lock()
         self._looking = threading.Lock()
@@ -104,7 +104,7 @@ class Prefetcher(Executor):
         self._queue.put(works)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the attempt; the time of a call counts from when it is handed on."""
+        """End the attempt; the time of a call counts from when it is passed on."""
         with self._handing_on:
             loading = work in self._loading
         if not loading:
@@ -113,7 +113,7 @@ class Prefetcher(Executor):
             self._door.waiting([work])
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Notify running batches; records that are not being loaded yet are returned."""
+        """Notify running batches; return records that are not being loaded yet."""
         for _ in range(self._queue.qsize()):
             try:
                 works = self._queue.get_nowait()
@@ -133,13 +133,13 @@ class Prefetcher(Executor):
         self.inner.flush()
 
     def stack(self, where: stacks.Where) -> list[str]:
-        """Where its call is now, or what loads for it."""
+        """Where its call is now, or the function that loads for it."""
         loads = Prefetcher._load_for.__code__
         threads = [thread.ident for thread in self._threads]
         return self.inner.stack(where) or stacks.of_call(threads, loads, where)
 
     def close(self) -> None:
-        """End the loaders, once they have released what no call has any more."""
+        """End the loaders after they have released data that no call uses any more."""
         for _ in range(LOADERS):
             self._queue.put(None)
         self.inner.close()
@@ -161,7 +161,7 @@ class Prefetcher(Executor):
                 self._load_for(works, batched=batched)
 
     def _next(self, *, batched: bool) -> list[Work] | None:
-        """Records to load; none of them when it is only time to look what can be released."""
+        """Records to load; an empty list when it is only time to check for releases."""
         try:
             works = self._queue.get(timeout=LOOK_S if self._groups else None)
         except Empty:
@@ -230,7 +230,7 @@ class Prefetcher(Executor):
                     return await awaitable
             except TimeoutError:
                 if not limit.expired():
-                    raise  # the function's own
+                    raise  # the function's own exception
                 raise AttemptTimeout(f"prefetch: no answer within timeout_s={limit_s}") from None
 
         async def within() -> Any:
@@ -241,7 +241,7 @@ class Prefetcher(Executor):
         return asyncio.run_coroutine_threadsafe(within(), self._loop).result()
 
     def _end(self, works: list[Work], ends: Sequence[Ended], *, whole: bool) -> None:
-        """These will not be handed on."""
+        """End these calls, which are not passed on."""
         with self._handing_on:
             self._loading.difference_update(works)
         if self._plan.spec.batch is not None:
@@ -253,7 +253,7 @@ class Prefetcher(Executor):
     # -- releasing ---------------------------------------------------------------------------------
 
     def _release_finished(self, *, now: bool) -> None:
-        """Resume the generators whose records are finished with."""
+        """Resume the generators whose records are finished."""
         if not self._groups or not (now or time.monotonic() - self._looked_at >= LOOK_S):
             return
         with self._looking:
@@ -272,7 +272,7 @@ class Prefetcher(Executor):
                 group.context.run(next, source, None)
             else:
                 self._on_loop(anext(source, None), group.context)
-        except BaseException as error:  # sys.exit() too: the loader is needed
+        except BaseException as error:  # also sys.exit(): the loader is needed
             text = f"{type(error).__name__}: {error}"
             self._door.post(
                 lambda engine, _: engine.note("warning", "prefetch failed to release", error=text)

@@ -1,4 +1,4 @@
-"""`weft.RecordBatch`, the argument of a batch handler, and what is acknowledged of it."""
+"""`weft.RecordBatch`, the argument of a batch handler, and its acknowledgements."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.types import Record, T
 
 
 class Acknowledging(Protocol):
-    """The call that a batch belongs to: in this process, or in a worker process."""
+    """The call that a batch belongs to, in this process or in a worker process."""
 
     explicit: bool
 
     def ack(self, index: int, outputs: Any) -> None:
-        """The record at this place is done."""
+        """The record at this index is done."""
 
     def nack(self, index: int, error: BaseException | str | None) -> None:
-        """The attempt of the record at this place failed."""
+        """The attempt of the record at this index failed."""
 
 
 class Nacked(Exception):
@@ -36,11 +36,11 @@ class RecordBatch(Sequence[Record[T]]):
         records: Sequence[Record[T]],
         cancel_event: threading.Event | None = None,
     ) -> None:
-        """Made by Weft; `records` are the decoded ones."""
+        """Created by Weft; `records` are the decoded ones."""
         self._call = call
         self._records = records
         self._index = {(r.topic, r.partition, r.offset): i for i, r in enumerate(records)}
-        #: set once a partition of the batch is being taken away, or the app stops
+        #: set once a partition of the batch is being revoked, or the app stops
         self.cancel_event = cancel_event or threading.Event()
 
     @overload
@@ -60,16 +60,17 @@ class RecordBatch(Sequence[Record[T]]):
         return f"<RecordBatch of {len(self)}>"
 
     def ack(self, record: Record[T], outputs: Any = None) -> None:
-        """The record is done, whatever happens to the rest of the batch.
+        """Mark the record as done, whatever happens to the rest of the batch.
 
-        `outputs` is what a single handler would return. Raises OutOfOrder while an earlier record
-        of its lane in this batch is not acknowledged, ValueError for a record of another batch.
+        `outputs` takes the same values that a single-record handler may return. Raises OutOfOrder
+        while an earlier record of its lane in this batch is not acknowledged, ValueError for a
+        record of another batch.
         """
         self._check_explicit()
         self._call.ack(self._find(record), outputs)
 
     def nack(self, record: Record[T], error: BaseException | str | None = None) -> None:
-        """This attempt of the record failed; the same as leaving it out, with a reason."""
+        """Fail this attempt of the record; the same as leaving it out, with a reason."""
         self._check_explicit()
         self._call.nack(self._find(record), error)
 
@@ -78,7 +79,7 @@ class RecordBatch(Sequence[Record[T]]):
             raise TypeError('this batch is acknowledged as a whole: use Batch(ack="explicit")')
 
     def only(self, indexes: Sequence[int]) -> RecordBatch:
-        """The same call with fewer records: a ledger leaves out those it knows."""
+        """The same call with fewer records: a ledger leaves out those that it knows."""
         kept = [self._records[index] for index in indexes]
         return RecordBatch(self._call, kept, self.cancel_event)
 
@@ -90,24 +91,24 @@ class RecordBatch(Sequence[Record[T]]):
 
     @property
     def cancelled(self) -> bool:
-        """A partition of the batch is being taken away, or the app stops."""
+        """Whether a partition of the batch is being revoked, or the app stops."""
         return self.cancel_event.is_set()
 
     async def wait_cancelled(self) -> None:
         """Return once `cancelled` is true."""
         while not self.cancel_event.is_set():  # noqa: ASYNC110  # a threading.Event, set elsewhere
-            # Set from other threads: a look every so often needs no future of each waiter.
+            # Set from other threads: polling needs no future per waiter.
             await asyncio.sleep(0.01)
 
 
 class Acks:
     """Which records of one batch are done, which have failed, and whether its call is over.
 
-    The same for calls in this process and in a worker process.
+    Used for calls in this process and in worker processes.
     """
 
     def __init__(self, records: Sequence[Record], ordering: str) -> None:
-        """`records`: as they came, in the order of the batch."""
+        """`records`: as fetched, in the order of the batch."""
         self._records = records
         self._before = earlier_in_lane(records, ordering)
         self._acked = [False] * len(records)
@@ -127,8 +128,7 @@ class Acks:
     def ack(self, index: int, report: Callable[[], None]) -> bool:
         """The record is done; calls `report` unless it was done before, or the call is over.
 
-        After the call has ended, a record belongs to other code. Nothing that it reports comes
-        behind that end.
+        After the call has ended, other code owns the record. Nothing is reported after that end.
         """
         with self._lock:
             if self._over or self._acked[index]:
@@ -145,11 +145,11 @@ class Acks:
         self._nacks[index] = Nacked(error) if isinstance(error, str) else error
 
     def left(self) -> list[int]:
-        """What is not acknowledged."""
+        """The records that are not acknowledged."""
         return [index for index, acked in enumerate(self._acked) if not acked]
 
     def end(self) -> list[int]:
-        """The call is over; what is left of it. Nothing is acknowledged from now on."""
+        """End the call; returns the records that are not acknowledged. No more are accepted."""
         with self._lock:
             self._over = True
             return self.left()

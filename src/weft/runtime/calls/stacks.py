@@ -1,7 +1,8 @@
 """The current stack of a call, read from another thread at no cost to the call.
 
-A thread's comes from the interpreter; a coroutine that waits names what it awaits, down to what it
-waits for. A worker process is asked through its pipe and answers from a thread of its own.
+For a thread it comes from the interpreter; for a waiting coroutine it is the chain of awaits down
+to the innermost one. A worker process is queried through its pipe and answers from a separate
+thread.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from weft.core.work import Work
 #: topic, partition and offset of a record
 Where = tuple[str, int, int]
 
-#: the outermost, which is the handler's own, and the innermost: what it waits for is there
+#: lines at the outermost end, which is the handler's own, and at the innermost, where it waits
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 _WEFT = str(Path(__file__).parents[2])
 
 
 def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
-    """Whether the record at this place is the one, or one of these."""
+    """Whether the record at this place is this one, or one of these."""
     if works is None:
         return False
     several = [works] if isinstance(works, Work) else works
@@ -34,7 +35,7 @@ def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
 
 
 def of_coroutine(call: Any) -> list[str]:
-    """Of one that waits: the outermost first."""
+    """The stack of a waiting coroutine, outermost line first."""
     frames = []
     while call is not None:
         frame = _own(call, "frame")
@@ -45,13 +46,13 @@ def of_coroutine(call: Any) -> list[str]:
 
 
 def _own(call: Any, what: str) -> Any:
-    """Coroutines, generators and async generators name the same things differently."""
+    """Coroutines, generators and async generators have different names for the same attribute."""
     names = (f"{kind}_{what}" for kind in ("cr", "gi", "ag"))
     return next((found for name in names if (found := getattr(call, name, None))), None)
 
 
 def of_thread(thread: int | None, *, inside: CodeType | None = None) -> list[str]:
-    """Of a thread, the outermost first; of what runs `inside` a function of ours alone."""
+    """The stack of a thread, outermost first; only the part called by `inside`, a Weft function."""
     frames = _frames(sys._current_frames().get(thread or 0))  # noqa: SLF001  # documented so
     if inside is not None:
         at = next((n for n, frame in enumerate(frames) if frame.f_code is inside), len(frames))
@@ -60,7 +61,7 @@ def of_thread(thread: int | None, *, inside: CodeType | None = None) -> list[str
 
 
 def of_call(threads: Sequence[int | None], entry: CodeType, where: Where) -> list[str]:
-    """Of the thread that is at this record: `entry` is called with it, or with a batch of it."""
+    """The stack of the thread that runs this record: `entry` has it as argument, or its batch."""
     running = sys._current_frames()  # noqa: SLF001  # documented so
     name = entry.co_varnames[1]
     for thread in threads:
@@ -72,7 +73,7 @@ def of_call(threads: Sequence[int | None], entry: CodeType, where: Where) -> lis
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
-    """The outermost first."""
+    """The frames, outermost first."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -81,7 +82,7 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def lines_of(frames: Sequence[FrameType]) -> list[str]:
-    """As text, without what of Weft stands around the handler."""
+    """The frames as text, without those of Weft around the handler."""
     at = 0
     while at < len(frames) and frames[at].f_code.co_filename.startswith(_WEFT):
         at += 1

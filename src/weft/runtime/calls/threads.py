@@ -1,8 +1,8 @@
 """Call plain `def` handlers on worker threads that take their next record themselves.
 
-At most one idle thread is on its way at any time: it takes a record and, if more are ready, wakes
-the next. Handlers that block are so spread over as many threads as there are records; handlers
-that return at once are done by one thread before the second has even got the interpreter.
+At most one idle thread is being woken at any time: it takes a record and, if more are ready, wakes
+the next. Handlers that block are so spread over as many threads as there are records; handlers that
+return immediately are done by one thread before the second one has even got the interpreter.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.logs import event
 
 FAST_S = 100e-6  # calls shorter than this report together
-#: whether calls may still begin at all is asked once in so long, by whichever thread: see Lease
+#: interval of checks whether calls may still start at all, by any thread: see Lease
 LOOK_S = 100e-6
-#: of calls in a row, one in this many also samples its record's age and wait, and a slow one;
+#: of calls in a row, one in this many also samples its record's age and wait, as does a slow one;
 #: while calls are granted ahead no other one is timed
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
 #: calls are granted ahead while so many end per second, and so many of each slot, in such a time.
-#: What is granted leaves the queue once calls get slower
+#: Granted calls are returned once calls get slower
 PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
-#: so many as end in such a time, up to the next power of two: at least what one round of the
-#: polling thread takes, so that it reports nearly all. What is granted waits twice as long at most
+#: granted ahead: as many as end in this time, up to the next power of two: at least one round of
+#: the polling thread, so that it reports nearly all. A grant waits at most twice as long
 AHEAD_S, AHEAD_MAX = 0.01, 1024
 
 
@@ -50,16 +50,16 @@ T = TypeVar("T")
 
 
 class WorkerThreads(Executor, Generic[T]):
-    """Threads that take the next item themselves; made as they are needed, up to a limit."""
+    """Threads that take the next item themselves; created as needed, up to a limit."""
 
     def __init__(self, plan: HandlerPlan, door: Door) -> None:
         self._plan = plan
         self._door = door
         self._ready: deque[T] = deque()
         #: one entry for each thread that waits and is not being woken; appended by it, and popped
-        #: by who wakes it, or by itself: who pops one owes a token, or rests no more
+        #: by the thread that wakes it, or by itself: popping one obliges to wake it, or to continue
         self._idle: deque[None] = deque()
-        #: and one for each that will look for its next item in a moment: it need not be woken
+        #: one for each thread that will take its next item in a moment: it need not be woken
         self._seeking: deque[None] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -71,19 +71,19 @@ class WorkerThreads(Executor, Generic[T]):
     # -- from any thread ---------------------------------------------------------------------------
 
     def put(self, items: Sequence[T]) -> None:
-        """Have each of these called; never blocks."""
+        """Call the handler for each of these; never blocks."""
         self._ready.extend(items)
         if not self._waking and len(self._ready) > len(self._seeking):
             self._wake_one()
 
     def close(self) -> None:
-        """Let no further record start and end the idle threads."""
+        """Start no further record and end the idle threads."""
         self._closed = True
         for _ in self._threads:
             self._tokens.put(None)
 
     def stack(self, where: stacks.Where) -> list[str]:
-        """Where the thread is that is at this record."""
+        """The stack of the thread that runs this record."""
         threads = [thread.ident for thread in tuple(self._threads)]
         return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # our own function
 
@@ -107,7 +107,7 @@ class WorkerThreads(Executor, Generic[T]):
             self._threads.append(thread)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no thread to give
+        except RuntimeError as error:  # the system has no more threads
             # Continue with fewer threads; without any, end the run with the reason.
             with self._hiring:
                 self._threads.remove(thread)
@@ -143,12 +143,12 @@ class WorkerThreads(Executor, Generic[T]):
                 self._wake_one()
             if context.run(self._call, item, context):
                 self._turn()
-            if context:  # it has set something, which stays private
+            if context:  # the call has set something, which stays private
                 context = Context()
         self._door.turn()
 
     def _turn(self) -> None:
-        """Report what has ended; what that starts is looked at by this thread next."""
+        """Report ended calls; this thread takes next what that starts."""
         self._seeking.append(None)
         self._door.turn()
         self._seeking.pop()
@@ -156,8 +156,8 @@ class WorkerThreads(Executor, Generic[T]):
     def _rest(self) -> None:
         self._idle.append(None)
         if self._ready or self._closed:
-            # Something came between the last check and the entry above, and its thread
-            # may not have seen the entry: do not wait for a token, unless there is one.
+            # An item may have come between the last check and the entry above, and its thread may
+            # not have seen the entry: do not wait for a token, unless there is one.
             with contextlib.suppress(IndexError):
                 self._idle.pop()
                 return
@@ -166,14 +166,14 @@ class WorkerThreads(Executor, Generic[T]):
 
     @abstractmethod
     def _call(self, item: T, context: Context) -> bool:
-        """Call the handler for one item, in this context, where nothing is set yet.
+        """Call the handler for one item, in this empty context.
 
         Returns whether to report to the engine immediately.
         """
 
 
 class ThreadExecutor(WorkerThreads[Work]):
-    """Runs one plain handler, a record at a time in each thread."""
+    """Runs one plain handler, one record at a time in each thread."""
 
     def __init__(
         self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
@@ -184,14 +184,14 @@ class ThreadExecutor(WorkerThreads[Work]):
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         self._expired: set[Work] = set()
         self._trusted_at = -1.0
-        #: only where the end of a call is all: a commit or a transaction has another pace
+        #: only if a call's end completes the record: commits and transactions have another pace
         self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
-        #: so many calls are granted ahead; if any, a report waits while more is at hand than waits
-        #: for it. Written by the polling thread, which comes round soon and reports what does
+        #: calls granted ahead; if any, a report waits while more is available than waits for it.
+        #: Written by the polling thread, which runs its next round soon and reports the rest
         self._ahead = 0
-        #: when that was looked at, and how many calls had ended then
+        #: when the pace was last measured, and how many calls had ended then
         self._looked_at, self._ended = 0.0, 0
-        #: turns since a time, about: several threads count them
+        #: approximate number of turns since a time: several threads count them
         self._turns, self._turned_at = 0, 0.0
 
     def start(self, works: Sequence[Work]) -> None:
@@ -199,21 +199,21 @@ class ThreadExecutor(WorkerThreads[Work]):
         self.put(works)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """A running call cannot be ended; a time-out makes it count as failed when it returns."""
+        """A running call cannot be ended; after a time-out it counts as failed when it returns."""
         if expired and work in self._ready:
-            self._door.waiting([work])  # no thread has come to it yet
+            self._door.waiting([work])  # no thread has taken it yet
         elif expired:
-            # A copy: threads whose calls return take theirs off meanwhile.
+            # A copy: threads whose calls return remove theirs meanwhile.
             for ended in [one for one in self._expired.copy() if one.state != RUNNING]:
-                self._expired.discard(ended)  # returned in the very moment it expired
+                self._expired.discard(ended)  # returned at the very moment it expired
             self._expired.add(work)
 
     # -- on the polling thread ---------------------------------------------------------------------
 
     def keeps_pace(self) -> bool:
-        """Whether calls end so fast that the next ones are granted ahead: looked at now and then.
+        """Whether calls end so fast that the next ones are granted ahead; measured now and then.
 
-        Never more of them run together than declared: only threads that exist call what is granted.
+        Never more of them run together than declared: only existing threads call granted records.
         """
         if not self._may_lag:
             return False
@@ -236,26 +236,26 @@ class ThreadExecutor(WorkerThreads[Work]):
         return fast
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """What was granted ahead is not to wait for the calls that run."""
+        """Return calls granted ahead, so that they do not wait for running ones."""
         if self._ahead:
             self._recall()
 
     def _recall(self) -> None:
-        """Return what no thread has come to; the engine grants again what may start."""
+        """Return records that no thread has taken; the engine grants again what may start."""
         with contextlib.suppress(IndexError):
-            while True:  # the last one first: each goes in front of the one before
+            while True:  # the last one first: each goes in front of the previous one
                 self._door.ended.append(GivenBack(self._ready.pop()))
         self._door.turn()
 
     # -- on a worker thread ------------------------------------------------------------------------
 
     def _call(self, work: Work, context: Context) -> bool:
-        """This record, and then those that are ready, as long as calls are short."""
+        """Call for this record, and then for those that are ready, as long as calls are short."""
         plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
         function, clock, calls = plan.function, time.perf_counter, 0
         began = clock()
         while True:
-            # As plan.may_call, written out: this is the hot path.
+            # plan.may_call, inlined: this is the hot path.
             if (
                 work.state != RUNNING
                 or not (work.partition.startable or self._at_most_once)
@@ -290,7 +290,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             except IndexError:
                 return False
             if (
-                (self._idle or not self._ahead)  # else all threads are at work: the hot path
+                (self._idle or not self._ahead)  # else all threads work: the hot path
                 and ready
                 and not self._waking
                 and len(ready) > len(self._seeking)
@@ -305,10 +305,10 @@ class ThreadExecutor(WorkerThreads[Work]):
             turns, since, self._turns = self._turns, self._turned_at, 0
             self._turned_at = time.perf_counter()
             if self._may_lag and not self._ahead and turns > PACE_PER_S * (self._turned_at - since):
-                self._door.wake()  # it may sleep for long, and is to look at the pace
+                self._door.wake()  # it may sleep for long, and must measure the pace
 
     def _trusted(self, now: float) -> bool:
-        """A suspended process's clock has advanced, so a waking thread asks again."""
+        """Check again after a suspension: the process's clock has advanced by then."""
         if not self._door.trusted():
             return False
         self._trusted_at = now
@@ -318,7 +318,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         plan, door = self._plan, self._door
         expired = work in self._expired
         self._expired.discard(work)
-        # Its time counts from its beginning, which the engine does not know.
+        # Its time counts from its actual start, which the engine does not know.
         limit_s = work.partition.handler.timeout_s
         if expired and time.perf_counter() - began >= (limit_s or 0.0):
             late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
@@ -326,7 +326,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             door.ended.append(failed(work, late, plan.retry))
             return
         ended = None
-        if returned is not None:  # a generator's body runs only now
+        if returned is not None:  # a generator runs only now
             ended = ending(work, returned, plan.output, plan.retry)
         plan.called([work], began, returned)
         if ended is None:

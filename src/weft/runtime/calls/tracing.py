@@ -1,8 +1,8 @@
 """OpenTelemetry: a consumer span around each call of a handler. No cost when disabled.
 
-It is on when the application has set up a tracer provider before the run starts. The API alone is
-used: exporters and samplers are the application's. Trace headers pass from a record to its outputs
-with OpenTelemetry or without.
+It is enabled if the application has set up a tracer provider before the run starts. Only the API is
+used: exporters and samplers belong to the application. Trace headers pass from a record to its
+outputs with or without OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 from collections import OrderedDict
 from contextvars import ContextVar
 
-#: W3C's names; others are the application's own to pass on
+#: W3C's names; the application passes on any other headers itself
 NAMES = frozenset({"traceparent", "tracestate", "baggage"})
-#: in a call: makes the headers of its own span, for most calls have no outputs; None without
+#: in a call: makes the headers of its span lazily, as most calls have no outputs; None without
 #: OpenTelemetry
 CARRIED: ContextVar[Callable[[], Headers] | None] = ContextVar("weft_carried", default=None)
 
 
 def carried(headers: Headers, own: Headers) -> Headers:
-    """The output's own headers, and the trace's of its record unless it names one itself."""
+    """The output's own headers, plus the record's trace headers unless it has its own."""
     of_span = CARRIED.get()
     if of_span is not None:
         trace = of_span()
@@ -45,20 +45,20 @@ def carried(headers: Headers, own: Headers) -> Headers:
 
 
 Function = Callable[..., Any]
-#: of a span, as it travels: trace, span, flags
+#: a span in transferable form: trace, span, flags
 SpanIds = tuple[int, int, int]
-#: links of a batch's span, as exporters keep them
+#: most links of a batch's span, as in exporters' limits
 LINKS_MAX = 128
 
 
 def tracing(group: str) -> Callable[[Function], Function]:
-    """What to put around handlers: spans, or nothing where no tracer provider is set up."""
+    """A wrapper for handlers: adds spans, or nothing if no tracer provider is set up."""
     found = tracing_of(group)
     return (lambda function: function) if found is None else found.around
 
 
 def tracing_of(group: str) -> Tracing | None:
-    """The tracing of this process; None where no tracer provider is set up in it."""
+    """The tracing of this process; None if no tracer provider is set up in it."""
     try:
         from opentelemetry import trace
     except ImportError:
@@ -70,7 +70,7 @@ def tracing_of(group: str) -> Tracing | None:
 
 
 def flush() -> None:
-    """Have this process's spans exported, where its provider can do so; may wait for a network."""
+    """Export this process's spans, if its provider can; may wait for the network."""
     from opentelemetry import trace
 
     flushing = getattr(trace.get_tracer_provider(), "force_flush", None)
@@ -105,7 +105,7 @@ class Tracing:
 
     @contextmanager
     def _span(self, given: Any) -> Iterator[None]:
-        """A span for a record or a batch; what is sent from here on carries it."""
+        """A span for a record or a batch; outputs sent within it carry its context."""
         from opentelemetry import context, trace
 
         alone = isinstance(given, Record)
@@ -131,11 +131,11 @@ class Tracing:
                 raise
 
     def _links(self, records: Sequence[Record], produced: Sequence[Context]) -> list[Link]:
-        """To who produced each record, and to the attempt before this one."""
+        """Links to the producers' spans of each record, and to the previous attempt."""
         from opentelemetry import trace
 
         found = []
-        for record, parent in zip(records, produced, strict=False):  # of so many as may be linked
+        for record, parent in zip(records, produced, strict=False):  # up to the limit of links
             before = self._failed.take(record)
             producer = trace.get_current_span(parent).get_span_context()
             if producer.is_valid:
@@ -147,7 +147,7 @@ class Tracing:
     # -- between processes -------------------------------------------------------------------------
 
     def learn(self, record: Record, failed: SpanIds) -> None:
-        """Another process has had the attempt before."""
+        """Keep the span of a previous attempt in another process."""
         from opentelemetry import trace
 
         trace_id, span_id, flags = failed
@@ -157,7 +157,7 @@ class Tracing:
         self._failed.keep(record, span)
 
     def seen(self, record: Record) -> SpanIds | None:
-        """The attempt that has failed here: the next one may be in another process."""
+        """The span of a failed attempt here: the next one may be in another process."""
         span: SpanContext | None = self._failed.take(record)
         return None if span is None else (span.trace_id, span.span_id, int(span.trace_flags))
 
@@ -180,7 +180,7 @@ class Tracing:
             "messaging.kafka.offset": record.offset,
             "weft.attempt": record.attempt,
         }
-        key: object = record.key  # as `key=` has decoded it
+        key: object = record.key  # as decoded by `key=`
         if key is not None:
             attributes["messaging.kafka.message.key"] = (
                 shown_key(key) if isinstance(key, bytes) else str(key)[:200]
@@ -191,11 +191,11 @@ class Tracing:
 
 
 def _produced(record: Record) -> Context:
-    """The context that its producer sent with it."""
+    """The context that its producer sent in the headers."""
     from opentelemetry import context, propagate
 
     begin = context.Context()
-    # Headers as propagators read them; what is no text is none of theirs.
+    # Headers in the form that propagators read; values that are not text are not theirs.
     carrier = {
         name.lower(): value.decode("ascii", "replace")
         for name, value in record.headers
@@ -212,12 +212,12 @@ def _injected(current: Context) -> Headers:
     return tuple((name, value.encode()) for name, value in carrier.items())
 
 
-#: of more the oldest are forgotten
+#: most entries; beyond it the oldest are dropped
 FAILED_MAX = 10_000
 
 
 class Attempts:
-    """The span of the last failed attempt of each record, in whatever form it is given."""
+    """The span of the last failed attempt of each record, in any form."""
 
     def __init__(self) -> None:
         self._spans: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
@@ -226,15 +226,15 @@ class Attempts:
         return bool(self._spans)
 
     def keep(self, record: Record, span: Any) -> None:
-        """This attempt has failed."""
+        """Store the span of a failed attempt."""
         self._spans[record.topic, record.partition, record.offset] = span
         while len(self._spans) > FAILED_MAX:
             self._spans.popitem(last=False)
 
     def of(self, record: Record) -> Any:
-        """The last one's span; None where none is known."""
+        """The last attempt's span; None if unknown."""
         return self._spans.get((record.topic, record.partition, record.offset))
 
     def take(self, record: Record) -> Any:
-        """The same, which is then forgotten."""
+        """The same, and forget it."""
         return self._spans.pop((record.topic, record.partition, record.offset), None)

@@ -1,4 +1,4 @@
-"""How a call in a worker process ended, and the span it left for the next attempt."""
+"""How a call in a worker process ended, and its span as a parent of the next attempt's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 
 
 class Deaths:
-    """Counts, for each record, the workers that died over it."""
+    """Counts, for each record, the workers that died while they handled it."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, int], int] = {}
@@ -27,17 +27,17 @@ class Deaths:
     def end_of(
         self, work: Work, link: Link, item: Item, limit_s: float | None, *, innocent: bool
     ) -> Ended:
-        """How the call that ran when its worker ended has ended."""
+        """How the call that was running when its worker ended has ended."""
         if innocent:
             return GivenBack(work)
         if link.killed_for is item:
             error = ErrorInfo("AttemptTimeout", f"no answer within timeout_s={limit_s}")
             return Failed(work, error, final=False)
-        # A batch is not condemned for its deaths: it is tried again in halves, so that the record
-        # that kills is found.
+        # A batch is not exhausted by deaths: it is tried again in halves, so that the record that
+        # kills is found.
         died = f"its worker process {link.how_it_died()}"
         if work.partition.handler.spec.retry.attempts == 1 and len(item.works) == 1:
-            # at_most_once, too: there is no second time to count to.
+            # Also with at_most_once: there is no second time.
             return Failed(work, ErrorInfo("WorkerDied", died), final=True)
         where = (work.record.topic, work.record.partition, work.record.offset)
         deaths = self._counts.get(where, 0) + 1
@@ -49,14 +49,14 @@ class Deaths:
         return Failed(work, error, final)
 
     def survived(self, work: Work) -> None:
-        """A worker has handled it: what it did before does not count any more."""
+        """A worker has handled it: earlier deaths do not count any more."""
         if self._counts:
             record = work.record
             self._counts.pop((record.topic, record.partition, record.offset), None)
 
 
 def end_of(work: Work, reply: Reply) -> Ended | None:
-    """How a record's call ended, for the engine; None when it is simply done."""
+    """How a record's call ended, for the engine; None if it is simply done."""
     if reply.outcome == "given_back":
         return GivenBack(work)
     if reply.outcome == "failed":
@@ -66,7 +66,7 @@ def end_of(work: Work, reply: Reply) -> Ended | None:
 
 
 def ends_of(works: list[Work], message: BatchReply) -> tuple[list[Work], list[Ended]]:
-    """How the records of a batch ended: those that are simply done, and the others."""
+    """How the records of a batch ended: the simply done ones, and the others."""
     called = [works[reply.number - message.number] for reply in message.replies]
     shared = SharedOutputs(message.shared, len(called)) if message.shared else None
     done: list[Work] = []
@@ -91,7 +91,7 @@ def unsendable(work: Work, error: Exception, retry: Retry) -> Failed:
 
 
 class WorkerSpans:
-    """Of the workers of one handler."""
+    """The spans that the workers of one handler report."""
 
     def __init__(self, handler: str, group: str) -> None:
         self._handler = handler
@@ -99,7 +99,7 @@ class WorkerSpans:
         self._expected = tracing_of(group) is not None
 
     def opened(self, message: Opened) -> None:
-        """Here is a tracer provider: where a worker has none its calls make no spans, once told."""
+        """The parent has a tracer provider: warn once if a worker has none, so makes no spans."""
         if message.traced or not self._expected:
             return
         self._expected = False
@@ -112,12 +112,12 @@ class WorkerSpans:
         )
 
     def note(self, record: Record, reply: Reply) -> None:
-        """A failed attempt's span, for the next one, which may be in another worker."""
+        """Keep a failed attempt's span for the next one, which may be in another worker."""
         if reply.span is not None:
             self._failed.keep(record, reply.span)
 
     def before(self, records: Iterable[tuple[int, Record]]) -> dict[int, SpanIds] | None:
-        """Spans of the attempts before, by number; None where there are none, as nearly always."""
+        """Spans of the previous attempts, by number; None, as nearly always, if there are none."""
         if not self._failed:
             return None
         known = {

@@ -1,8 +1,8 @@
 """Send records to worker processes and collect the results.
 
-One lane has at most one call outside the engine, so giving calls to whichever worker is free keeps
-every lane in order. When a worker dies only the record (or batch) it was running is charged with a
-failed attempt; what it had not started goes to its successor.
+One lane has at most one call outside the engine, so any free worker may get the next call and every
+lane stays in order. When a worker dies, only the record (or batch) that it was running is charged a
+failed attempt; records that it had not started go to its successor.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
 
-STARTS_MAX = 3  # workers that die before they open, one after another
+STARTS_MAX = 3  # workers in a row that die before they open
 CLOSE_S = 1.0
-STACK_S = 0.3  # a worker answers at once unless what it calls holds its interpreter
-LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
-REPORT_S = 1.0  # how often the engine is informed of calls that have not started, if any
+STACK_S = 0.3  # a worker answers immediately unless its call holds the interpreter
+LOOK_S = 0.05  # interval of checks while something may have to be done about a running call
+REPORT_S = 1.0  # interval of reports to the engine about calls that have not started
 
 
 class ProcessExecutor(Executor):
@@ -56,7 +56,7 @@ class ProcessExecutor(Executor):
     def __init__(
         self, plan: HandlerPlan, door: Door, spec: WorkerSpec, fail: Callable[[str], None]
     ) -> None:
-        """`fail` ends the run: the workers cannot be started."""
+        """`fail` ends the run if the workers cannot be started."""
         self._plan = plan
         self._door = door
         self._spec = spec
@@ -69,11 +69,12 @@ class ProcessExecutor(Executor):
         self._spans = WorkerSpans(plan.spec.name, spec.group)
         self._failed_starts = 0
         self._closed = False
-        #: nothing waits in a pipe: what is given to a worker counts as begun for the group
+        #: nothing waits in a pipe: a record that is passed to a worker counts as started for the
+        #: group
         self._once = plan.spec.delivery == AT_MOST_ONCE
-        #: the app stops: what has not begun is to be taken back
+        #: the app stops: records that have not started are returned
         self._recalling = False
-        #: calls that were reported as not begun, and when the next report is due
+        #: calls that were reported as not started, and when the next report is due
         self._reported: set[Item] = set()
         self._report_at = 0.0
         #: the dispatcher sleeps until it gets a token
@@ -102,21 +103,21 @@ class ProcessExecutor(Executor):
     def _add(self, items: Sequence[Item]) -> None:
         with self._lock:
             self._waiting.extend(items)
-            # A worker that is not hungry now will be when it has answered, and is fed then.
+            # A worker that needs no work now asks for more when it has answered.
             hungry = any(link.hungry and not link.feeding for link in self._links)
-            wakes = hungry or self._sleeps  # none may be hungry for long: they open
+            wakes = hungry or self._sleeps  # none may need work for long: they open
         if wakes:
             self._tokens.put(True)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """A time-out kills the worker; a partition that goes away does not."""
+        """A time-out kills the worker; a revoked partition does not."""
         if not expired:
             return
         limit_s, ran_s = work.partition.handler.timeout_s or 0.0, -1.0
         with self._lock:
             calls = [(link, *link.call) for link in self._links]
-            # A batch that acknowledged it may still run, and another one try it again, which may
-            # have acknowledged it, too.
+            # A batch that acknowledged it may still run while another one tries it again, and that
+            # one may have acknowledged it, too.
             holding = [one for one in calls if one[1] is not None and work in one[1].works]
             holding.sort(
                 key=lambda one: (one[1] is not None and work in one[1].acked, one[2] < limit_s)
@@ -125,13 +126,13 @@ class ProcessExecutor(Executor):
                 if ran_s >= limit_s:
                     link.killed_for = item
                     link.kill()
-        if ran_s < 0.0:  # not begun; or its answer is on the way
+        if ran_s < 0.0:  # not started; or its answer is in the pipe
             self._door.waiting([work])
         elif ran_s < limit_s:
             self._door.begun([work], ran_s)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Return the unstarted records of these, or of all; notify running batches."""
+        """Return the unstarted records of these partitions, or all; notify running batches."""
 
         def recall_soon(_engine: Engine, _now: float) -> None:
             # Inside the door, which may not wait for a pipe: the dispatcher does it.
@@ -139,7 +140,7 @@ class ProcessExecutor(Executor):
             self._tokens.put(True)
 
         if partitions is None:
-            # Behind the stop, which this follows, or the engine would grant it all again.
+            # After the stop itself, or the engine would grant it all again.
             self._door.post(recall_soon)
         else:
             self._recall(set(partitions))
@@ -174,13 +175,13 @@ class ProcessExecutor(Executor):
             link.process.join(CLOSE_S)
 
     def stack(self, where: stacks.Where) -> list[str]:
-        """Where the call of this record is now: its worker is asked."""
+        """Where the call of this record is now; queries its worker."""
         with self._lock:
             link = next((one for one in self._links if _is_at(one, where)), None)
             if link is None:
                 opening = [one for one in self._links if not one.opened]
                 return [f"worker process {one.process.pid}, which opens" for one in opening[:1]]
-            if not link.asked:  # what holds its interpreter must not have its pipe filled
+            if not link.asked:  # a worker that holds its interpreter must not get its pipe filled
                 link.asked = True
                 link.stack_received.clear()
                 link.send(AskStack())
@@ -188,10 +189,10 @@ class ProcessExecutor(Executor):
             return link.stack
         return [f"worker process {link.process.pid} does not answer: its call runs outside Python"]
 
-    # -- giving out --------------------------------------------------------------------------------
+    # -- distributing ------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """On a thread of its own: a pipe may be full, and the door may not wait for it."""
+        """On a separate thread: a pipe may be full, and the door may not wait for it."""
         while not self._closed:
             with self._lock:
                 look_in_s = self._look_in_s()
@@ -214,7 +215,7 @@ class ProcessExecutor(Executor):
         return REPORT_S if self._waiting or self._reported or opening else None
 
     def _report_waiting(self) -> None:
-        """Which calls have not begun, and since when those run that had not the last time."""
+        """Report calls that have not started, and the start of those that now have."""
         self._report_at = time.monotonic() + REPORT_S
         with self._lock:
             running = {item: ran_s for item, ran_s in (link.call for link in self._links) if item}
@@ -232,7 +233,7 @@ class ProcessExecutor(Executor):
                 return
             back = self._give_out(self._links)
             if not self._waiting and any(link.hungry for link in self._links):
-                # What waits behind a call that turned out slow returns: another worker has time.
+                # Records queued behind a slow call are returned: another worker has time.
                 for link in self._links:
                     at_hand = link.given.get(link.at_hand)
                     behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
@@ -241,11 +242,11 @@ class ProcessExecutor(Executor):
         self._give_back(back)
 
     def _queued(self) -> bool:
-        """A worker has been given more than what it runs."""
+        """Whether a worker has been given more than what it runs."""
         return any(len(link.given) > 1 for link in self._links)
 
     def _give_out(self, links: Sequence[Link]) -> list[Item]:
-        """Fill the workers' windows, the emptiest first; what may not be called any more."""
+        """Fill the workers' windows, emptiest first; returns what may not be called any more."""
         back: list[Item] = []
         if self._waiting and not self._door.trusted():
             # The process was suspended: another member may own these by now.
@@ -271,7 +272,7 @@ class ProcessExecutor(Executor):
         return back
 
     def _send(self, link: Link, items: list[Item]) -> None:
-        """Give these to the worker; those that cannot be sent have failed."""
+        """Send these to the worker; those that cannot be sent have failed."""
         try:
             self._send_job(link, items)
         except Exception as error:
@@ -302,7 +303,7 @@ class ProcessExecutor(Executor):
             raise
 
     def _give_back(self, items: Sequence[Item]) -> None:
-        """End what cannot be given out: what may not be called, and what no pipe can carry."""
+        """End items that may not be called any more, or that no pipe can carry."""
         bad, self._unsendable = self._unsendable, []
         for item in items:
             self._end(item, [GivenBack(work) for work in item.works], whole=False)
@@ -342,7 +343,7 @@ class ProcessExecutor(Executor):
         if not link.more_to_read():
             link.feeding = True
             self._door.turn()
-            # On the link's own thread: waking another one for each answer costs more than this.
+            # On the link's own thread: waking another one per answer costs more than this.
             with self._lock:
                 link.feeding = False
                 back = self._give_out([link]) if link.hungry and not self._closed else []
@@ -410,14 +411,14 @@ class ProcessExecutor(Executor):
             at_hand = link.given.get(link.at_hand)
             rest = {id(item): item for item in link.given.values() if item is not at_hand}
             link.given.clear()
-            # Not started: to the front, in the order in which they were given.
+            # Not started: to the front, in their order.
             self._waiting.extendleft(reversed(list(rest.values())))
             self._failed_starts += not link.opened
         name, how = self._plan.spec.name, link.how_it_died()
         event("warning", "worker process ended", handler=name, how=how)
         if at_hand is not None:
             left = [work for work in at_hand.works if work not in at_hand.acked]
-            # Killed for the call before it, which ended in that very moment.
+            # Killed because of the previous call, which ended at that very moment.
             innocent = link.killed_for not in (None, at_hand) and not self._once
             limit_s = at_hand.works[0].partition.handler.timeout_s
             ends = [
@@ -430,7 +431,7 @@ class ProcessExecutor(Executor):
         self._tokens.put(True)
 
     def _replace(self, link: Link) -> None:
-        """Start a worker in place of one that died, or end the run where that is hopeless."""
+        """Start a successor of a worker that died, or end the run if that is hopeless."""
         if self._failed_starts >= STARTS_MAX:
             self._fail(
                 f"handler {self._plan.spec.name}: {STARTS_MAX} worker processes ended before they "
@@ -441,7 +442,7 @@ class ProcessExecutor(Executor):
             with self._lock:
                 if not self._closed:
                     self._hire()
-        except (OSError, RuntimeError) as error:  # no process or no thread is to be had
+        except (OSError, RuntimeError) as error:  # no process or thread available
             self._fail(
                 f"handler {self._plan.spec.name}: no worker process can be started: {error}: "
                 "raise the limit of processes, or lower concurrency="
@@ -449,6 +450,6 @@ class ProcessExecutor(Executor):
 
 
 def _is_at(link: Link, where: stacks.Where) -> bool:
-    """The worker runs the call of this record."""
+    """Whether the worker runs the call of this record."""
     item = link.given.get(link.at_hand)
     return item is not None and stacks.is_of(item.works, where)

@@ -39,8 +39,8 @@ WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
 
 
-#: children that end with this process whatever becomes of its runs: they leave SIGTERM to us,
-#: which is what multiprocessing would end them by
+#: children that end with this process whatever happens to its runs: they ignore SIGTERM, with which
+#: multiprocessing would end them
 _RUNNING: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
@@ -51,21 +51,21 @@ def _end_all() -> None:
 
 
 class Item:
-    """One call that was given to a worker: a record, or a batch."""
+    """One call that was passed to a worker: a record, or a batch."""
 
     __slots__ = ("acked", "batch", "call", "works")
 
     def __init__(self, works: list[Work], *, batch: bool) -> None:
         self.works = works
         self.batch = batch
-        #: the core's, of a batch; a record that was acknowledged may be in another one later
+        #: the core's call of a batch; a record that was acknowledged may be in another one later
         self.call = works[0].call
-        #: of a batch, those that were acknowledged while it ran
+        #: of a batch: records that were acknowledged while it ran
         self.acked: set[Work] = set()
 
 
 class Link:
-    """One child, its pipe, and what it has been given."""
+    """One child, its pipe, and the calls that it has been given."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Link:
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        """`one_at_a_time`: it is given nothing before it has answered."""
+        """`one_at_a_time`: it gets a call only after it has answered the previous one."""
         self._one_at_a_time = one_at_a_time
         self._pipe, childs = SPAWN.Pipe(duplex=True)
         self._running = SPAWN.RawValue("q", IDLE)
@@ -86,25 +86,25 @@ class Link:
         self.process = SPAWN.Process(
             target=main, args=(childs, shared, spec), name=name, daemon=True
         )
-        # Start the child, with the signals held back that it will leave to us.
+        # Start the child with those signals blocked that it leaves to the parent.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _RUNNING.add(self)
-        childs.close()  # or the pipe would not close when the child dies
+        childs.close()  # otherwise the pipe would not close when the child dies
         # The pipe's own poll() builds a selector each time, which costs more than a reply does.
         self._readable = select.poll()
         self._readable.register(self._pipe.fileno(), select.POLLIN)
         self.opened = False
-        #: the call that it is being killed for: its time is over
+        #: the expired call that it is being killed for
         self.killed_for: Item | None = None
-        #: its own thread gives it more in a moment: no other need wake for that
+        #: its own thread gives it more in a moment: no other thread needs to wake
         self.feeding = False
-        #: number -> call; of a batch under the numbers of all its records
+        #: number -> call; a batch under the numbers of all its records
         self.given: dict[int, Item] = {}
-        #: it was asked where its call is, and has not answered yet: it is not asked again
+        #: a stack was requested and not answered: no second request
         self.asked = False
         self.stack: list[str] = []
         self.stack_received = threading.Event()
@@ -131,13 +131,13 @@ class Link:
         self._on_death(self)
 
     def more_to_read(self) -> bool:
-        """Another message is there already."""
+        """Whether another message is available."""
         return bool(self._readable.poll(0))
 
     def send(self, message: Job | Drop | Warn | AskStack) -> bool:
-        """Send; False when the child is gone, which the reader has then seen or will see.
+        """Send; False if the child is gone, which the reader detects.
 
-        Raises what pickle does for a record with a value that cannot be sent.
+        Raises pickle's exceptions for a record whose value cannot be sent.
         """
         data = pickle.dumps(message, protocol=5)
         try:
@@ -148,7 +148,7 @@ class Link:
 
     @property
     def slow(self) -> bool:
-        """The call that it runs takes longer than all that its window would hold."""
+        """Whether its current call takes longer than its whole window."""
         return self.at_hand != IDLE and time.monotonic() - self.began_at > SLOW_S
 
     @property
@@ -159,16 +159,16 @@ class Link:
 
     @property
     def room(self) -> int:
-        """How many more calls it may be given now."""
+        """How many more calls it may get now."""
         return max(0, self._window - len(self.given)) if self.opened else 0
 
     @property
     def hungry(self) -> bool:
-        """At least half of its window is free; what fills it costs as much for one as for ten."""
+        """Whether half of its window is free; filling it costs as much for one call as for ten."""
         return self.opened and 2 * len(self.given) <= self._window
 
     def took(self, seconds: float) -> None:
-        """One call took so long; the window follows."""
+        """Adapt the window to the duration of a call."""
         self._latency_s += LATENCY_SHARE * (seconds - self._latency_s)
 
     @property
@@ -178,17 +178,17 @@ class Link:
 
     @property
     def began_at(self) -> float:
-        """When the record at hand began, on the monotonic clock, which all processes share."""
+        """When the current record started, on the monotonic clock, which all processes share."""
         return float(self._began.value)
 
     @property
     def call(self) -> tuple[Item | None, float]:
-        """The call at hand and for how long it has run; below zero once it has ended."""
-        # The number first: a time read after it is that call's, or one that began later.
+        """The current call and for how long it has run; negative once it has ended."""
+        # The number first: a time read after it is of that call, or of a later one.
         return self.given.get(self.at_hand), time.monotonic() - self.began_at
 
     def how_it_died(self) -> str:
-        """For the error of the record that was at hand."""
+        """The reason, for the error of the current record."""
         code = self.process.exitcode
         if code is not None and code < 0:
             try:
@@ -198,17 +198,17 @@ class Link:
         return f"exited with code {code}"
 
     def kill(self) -> None:
-        """End the child at once."""
-        # Another thread may have waited for it since we looked, so it may be gone by now.
+        """Kill the child."""
+        # Another thread may have waited for it meanwhile, so it may be gone by now.
         with suppress(ProcessLookupError):
             if self.process.pid is not None and self.process.is_alive():
                 os.kill(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """The child exits when its pipe closes.
+        """Make the child exit by closing its pipe.
 
-        Shut down, not closed: our own reader blocks on this descriptor, and while it does a close
-        would reach neither it nor the child.
+        A shutdown, not a close: the reader blocks on this descriptor, and meanwhile a close would
+        reach neither the reader nor the child.
         """
         try:
             with socket.socket(fileno=os.dup(self._pipe.fileno())) as end:

@@ -1,7 +1,7 @@
 """Messages on the pipe between a member and its worker process, pickled with protocol 5.
 
-Down: `Job`, `Drop`, `Warn`. Up: `Opened`, then one `Reply` for each record, sent before the next
-record starts, so that a dying worker takes no result with it that was already there.
+Down: `Job`, `Drop`, `Warn`. Up: `Opened`, then one `Reply` per record, sent before the next record
+starts, so that a dying worker loses no finished result.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from weft.policies import Retry
 from weft.runtime.calls.tracing import SpanIds
 from weft.types import ErrorInfo, Record
 
-#: the shared number while no record runs and no reply is in flight
+#: the shared number while no record runs and no reply is pending
 IDLE = -1
-#: the shared time of a call that has ended, while its reply is in flight
+#: the shared time of a call that has ended while its reply is pending
 ENDED = float("inf")
 
 
@@ -40,18 +40,18 @@ class WorkerSpec:
     explicit: bool
     group: str
     ledger: SqlLedger | None
-    #: what of its log lines the parent shows
+    #: the level and loggers that the parent shows
     log_level: int = logging.INFO
     #: `Hold.on`
     away: tuple[type[BaseException], ...] = ()
-    #: the handler has a budget
+    #: whether the handler has a budget
     budget: bool = False
 
 
 def by_value(dumps: Callable[[Any], bytes]) -> None:
-    """Send specs as `dumps` writes them: their functions have no module in this process.
+    """Send specs as `dumps` writes them, for functions without a module in this process.
 
-    So it is where apps travel by value, on a fleet's executors.
+    Used where apps are shipped by value: on a fleet's executors.
     """
     ForkingPickler.register(WorkerSpec, lambda spec: (pickle.loads, (dumps(spec),)))
     _BY_VALUE.append(dumps)
@@ -61,12 +61,12 @@ _BY_VALUE: list[Any] = []
 
 
 def found_by_name() -> bool:
-    """Workers import the module of what they are to call."""
+    """Whether workers import the module of the functions they call."""
     return not _BY_VALUE
 
 
 def check_spawnable(function: Any, lifespan: Any, name: str) -> None:
-    """Raises ConfigError for what a new process could not import."""
+    """Raise ConfigError for functions that a new process could not import."""
     for what, one in ((f"the handler {name}", function), ("the lifespan", lifespan)):
         try:
             pickle.dumps(one)
@@ -82,20 +82,20 @@ class Job(NamedTuple):
 
     records: list[tuple[int, Record]]
     batch: bool
-    #: send returned values to the parent: results have a reader
+    #: also send returned values: results have a reader
     returned: bool
-    #: topic ids a ledger needs, by topic
+    #: topic ids for a ledger, by topic
     topic_ids: dict[str, str]
-    #: when it was sent (door.since_boot): what has waited too long by then does not begin
+    #: when it was sent (door.since_boot): a job that waited too long does not start
     sent_at: float
-    #: spans of the attempts before, by number; see calls/tracing.py
+    #: spans of the previous attempts, by number; see calls/tracing.py
     failed: dict[int, SpanIds] | None = None
     #: policies that `on_exhausted` returned for single records, by number
     retries: dict[int, Retry] | None = None
 
 
 class Drop(NamedTuple):
-    """Give these back if they have not started."""
+    """Return these records if they have not started."""
 
     numbers: list[int]
 
@@ -105,20 +105,20 @@ class Warn(NamedTuple):
 
 
 class AskStack(NamedTuple):
-    """Asks where the call is that runs."""
+    """Requests the stack of the running call."""
 
 
 class StackIs(NamedTuple):
-    """Where it is, the outermost line first; nothing where none runs."""
+    """The stack, outermost line first; empty if nothing runs."""
 
     lines: list[str]
 
 
 class Opened(NamedTuple):
-    """The module is imported and the lifespan open; or why not."""
+    """The module is imported and the lifespan open; or the error."""
 
     error: ErrorInfo | None
-    #: it makes spans of its calls
+    #: whether it makes spans of its calls
     traced: bool = False
 
 
@@ -129,16 +129,16 @@ class LogLine(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What the call of a record costs (`record.charge`)."""
+    """The cost of a record's call (`record.charge`)."""
 
     number: int
     cost: float
-    #: what the call reported before
+    #: the cost that the call reported before
     before: float | None
 
 
 class Reply(NamedTuple):
-    """What became of one record."""
+    """The result of one record."""
 
     number: int
     #: "done", "failed", "given_back", or "acked" for one of a batch that still runs
@@ -152,25 +152,25 @@ class Reply(NamedTuple):
     returned: Any = None
     began: float = 0.0
     ended: float = 0.0
-    #: 1 for a record that a ledger knew already
+    #: 1 if a ledger knew the record already
     repeats: int = 0
-    #: of a failed attempt, where there are spans
+    #: the span of a failed attempt, if there are spans
     span: SpanIds | None = None
 
 
 class BatchReply(NamedTuple):
-    """A batch call has ended; `replies` has those that were not acknowledged before."""
+    """A batch call has ended; `replies` has the records that were not acknowledged before."""
 
     #: number of its first record
     number: int
     replies: list[Reply]
-    #: it failed as one, and is tried again in halves
+    #: it failed as a whole, and is tried again in halves
     whole: bool
     #: outputs that all its records share
     shared: list[OutMessage] | None = None
     #: records a ledger knew already
     repeats: int = 0
-    #: the batch handler's value, for the readers of results
+    #: the batch handler's value, for readers of results
     returned: Any = None
     began: float = 0.0
     ended: float = 0.0
@@ -180,7 +180,7 @@ LINE_CHARS_MAX = 16_000
 
 
 class _ToParent(logging.Handler):
-    """Sends records up the pipe, formatted as far as only this process can."""
+    """Sends log records up the pipe, formatted as far as only this process can."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class _ToParent(logging.Handler):
 
 
 def _plain(value: Any) -> Any:
-    """What can be pickled and is not endless, whatever the user gave as `extra=`."""
+    """A value that can be pickled and is bounded, whatever the user passed as `extra=`."""
     if isinstance(value, str):
         return value[:LINE_CHARS_MAX]
     if value is None or isinstance(value, bool | int | float):
@@ -215,7 +215,7 @@ def tell_parent(send: Callable[[Any], None], level: int) -> None:
 
 
 def write_log_line(line: LogLine) -> None:
-    """In the parent: as if it had been logged here."""
+    """In the parent: log the line as if it came from here."""
     record = logging.makeLogRecord(line.fields)
     log = logging.getLogger(record.name)
     if log.isEnabledFor(record.levelno):

@@ -51,14 +51,14 @@ from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.hosted import owner_of
 from weft.types import Record
 
-#: held back while a worker starts, so that none ends it before it can leave them to its parent
+#: blocked while a worker starts, so that none ends it before it ignores them
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
-#: for the spans that are not exported yet when it ends; less than its parent waits for that
+#: limit for exporting its last spans when it ends; less than its parent waits for that
 FLUSH_S = 0.7
 
 
 def main(pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
-    """Entry of the process. `shared`: the number of the record at hand, and when it began."""
+    """Entry of the process. `shared`: the number of the current record, and its start time."""
     leave_signals_to_the_parent()
     Worker(pipe, shared, spec).run()
 
@@ -66,8 +66,8 @@ def main(pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
 def leave_signals_to_the_parent() -> None:
     """Ctrl-C, and the SIGTERM that service managers send to the whole group, are for the parent.
 
-    It lets us finish what runs and then closes our pipe. SIGTERM is caught, not ignored: what a
-    handler starts as a process of its own would inherit that, and could not be terminated.
+    The parent lets running calls finish and then closes the pipe. SIGTERM is caught, not ignored:
+    processes that a handler starts would inherit that, and could not be terminated.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -86,22 +86,22 @@ class Worker:
         self._async = is_async(spec.function)
         self._decoding = decoding_of(spec.key, spec.value)
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        #: received, not started: the thread that takes a number out starts or returns the record
+        #: received and not started: the thread that removes a number starts or returns the record
         self._waiting: set[int] = set()
-        #: batches that have not begun, by the number of their first record
+        #: batches that have not started, by the number of their first record
         self._batches: dict[int, Job] = {}
         self.warned = threading.Event()
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ledger: Any = None
         self._tracing: Tracing | None = None
-        #: what `on_exhausted` returned for single records, by number
+        #: outcomes that `on_exhausted` returned for single records, by number
         self._retries: dict[int, Retry] = {}
         self._sending = threading.Lock()
         self._task: asyncio.Task[Any] | None = None
 
     def run(self) -> None:
-        """Open, then handle what comes; never returns."""
+        """Open, then handle jobs; never returns."""
         tell_parent(self.send, self.spec.log_level)
         try:
             self._open()
@@ -115,7 +115,7 @@ class Worker:
 
     @staticmethod
     def _die(thread: str, error: BaseException) -> None:
-        """The pipe is closed: the parent sees a dead worker, and starts another."""
+        """Close the pipe: the parent sees a dead worker, and starts another."""
         guard.log_death(thread, error)
         os._exit(1)
 
@@ -135,7 +135,7 @@ class Worker:
 
             self._ledger = LedgerRun(spec.ledger, spec.group, use_async=self._async, concurrency=1)
             self._function = self._ledger.around(spec.function)
-        # Last: the module that was imported, or the lifespan, may have set up a tracer provider.
+        # Last: the imported module or the lifespan may have set up a tracer provider.
         self._tracing = tracing_of(spec.group)
         if self._tracing is not None:
             self._function = self._tracing.around(self._function)
@@ -144,12 +144,12 @@ class Worker:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        # In the context itself, not in a copy of it: outputs carry on what the call has set.
+        # In the context itself, not in a copy: outputs use what the call has set.
         self._task = self._loop.create_task(_awaited(awaitable), context=context)
         return self._loop.run_until_complete(self._task)
 
     def _leave(self) -> NoReturn:
-        """The parent is gone, or ends this worker: no one would receive a result."""
+        """The parent is gone, or ends this worker: results would reach nothing."""
         if self._tracing is not None:
             flushing = guard.thread("weft-worker-flush", flush)
             flushing.start()
@@ -187,7 +187,7 @@ class Worker:
         try:
             data = pickle.dumps(message, protocol=5)
         except Exception as error:
-            # A returned value that cannot be pickled is only for results: omit it.
+            # A returned value that cannot be pickled is only needed for results: omit it.
             if not isinstance(message, Reply | BatchReply):
                 raise
             slim = message._replace(returned=f"<not picklable: {type(error).__name__}>")
@@ -227,11 +227,11 @@ class Worker:
 
     @staticmethod
     def _too_late(job: Job) -> bool:
-        """It waited so long that the member may have been suspended and lost partitions."""
+        """Whether it waited so long that the member may have been suspended and lost partitions."""
         return since_boot() - job.sent_at > STOOD_STILL_S
 
     def _give_back(self, number: int) -> None:
-        """A record, or the batch that begins with it, does not begin here."""
+        """Return a record, or the batch that starts with it."""
         batch = self._batches.pop(number, None)
         if batch is None:
             self.send(Reply(number, "given_back"))
@@ -240,7 +240,7 @@ class Worker:
         self.send(BatchReply(number, replies, whole=False))
 
     def _claimed(self, number: int) -> bool:
-        """No other thread has it; taking out of a set is atomic."""
+        """Whether this thread takes it; removing from a set is atomic."""
         try:
             self._waiting.remove(number)
         except KeyError:
@@ -250,14 +250,14 @@ class Worker:
     def _call(self, number: int, record: Record, *, returned: bool) -> Reply:
         began, known = time.time(), self.repeats()
         self.begin(number)
-        context = Context()  # what the call sets (contextvars) stays private
+        context = Context()  # the call's contextvars stay private
         if self.spec.budget:
             context.run(CHARGE.set, Charge(lambda _, *costs: self.send(Cost(number, *costs))))
         try:
             decode = self.decode(context)
             given = record if decode is None else decode(record)
             value = self.call_handler(context, given)
-            # A generator's body runs only now.
+            # A generator runs only now.
             outputs = None if value is None else context.run(self.outputs, record, value)
         except BaseException as error:
             reply = self.failed(number, record, error)
@@ -271,10 +271,10 @@ class Worker:
         self._running.value = number
 
     def report(self, reply: Reply | BatchReply) -> None:
-        """Send how the call at hand ended. It is at hand until that is out.
+        """Send how the current call ended; it stays current until that is sent.
 
-        Killed in between, it counts as a call that had begun, which it has: with at_most_once
-        no member may handle it again.
+        If the worker is killed in between, the call counts as started, which is true: with
+        at_most_once no member may handle it again.
         """
         self._began.value = ENDED
         self.send(reply)
@@ -285,7 +285,7 @@ class Worker:
         return 0 if self._ledger is None else int(self._ledger.repeats)
 
     def decode(self, context: Context) -> Callable[[Record], Record] | None:
-        """How this call's records are decoded, in its context; None where they are as they came."""
+        """The decoder for this call's records, in its context; None if they stay bytes."""
         decoding = self._decoding
         if decoding is None:
             return None
@@ -303,7 +303,7 @@ class Worker:
         return None if value is None else messages_of(record, value, self.spec.output)
 
     def failed(self, number: int, record: Record, error: BaseException) -> Reply:
-        """A failed attempt, judged here where the exception is still an object."""
+        """A failed attempt, classified here while the exception is still an object."""
         retry = self._retries.get(number, self.spec.retry)
         final = is_final(error, retry)
         delay_s = None if final else asked_delay(record.attempt, error, retry)
@@ -320,7 +320,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 class BatchOfWorker:
-    """One batch call in the worker; acknowledgements go up as they are made."""
+    """One batch call in the worker; acknowledgements are sent immediately."""
 
     def __init__(self, worker: Worker, job: Job) -> None:
         self._worker = worker
@@ -342,7 +342,7 @@ class BatchOfWorker:
         )
 
     def _called(self) -> BatchReply:
-        worker, context = self._worker, Context()  # what the call sets stays private
+        worker, context = self._worker, Context()  # the call's contextvars stay private
         records, bad = all_decoded(self._records, worker.decode(context))
         if bad:
             replies = [
