@@ -1,8 +1,7 @@
 """The pure core: events in, effects out. No I/O, no clock, no thread, no randomness.
 
-Read in this order: `states` (what a record, a partition and a commit can be), `events` and
-`effects` (all that goes in, all that comes out), `work` (one record on its way through the core),
-`partition` (one epoch: its `offsets`, `lanes`, `reach` and commit), `handler` (whose turn it is),
-`engine_state` (all that is held), `engine` (the only door), `delivery` (what each way of delivery
-decides).
+Read in this order: `states` (the states of a record, a partition and a commit), `events` and
+`effects` (all input, all output), `work` (one record on its way through the core), `partition` (one
+epoch: its `offsets`, `lanes`, `reach` and commit), `handler` (slots and rotation), `engine_state`
+(all data), `engine` (the only entry), `delivery` (the rules of each delivery mode).
 """

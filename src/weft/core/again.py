@@ -1,15 +1,14 @@
-"""Records that are done and are handled again, because a person wants that (`weft redo`).
+"""Finished records that are handled again, because an operator requests it (`weft redo`).
 
-Such a record is in its lane and in `Partition.again`, and nowhere else: for the offsets and the
-commits it is done, and stays so. It goes before what has not begun of its lane, behind the call of
-it that runs. It has one call, without a retry: what that returns is produced, what it fails with is
-the answer. Of a batch handler that call is a batch like any other; one that fails as a whole fails
-it, and only the others are tried in halves. Nothing outlives the epoch: if that ends first, the
-answer is "lost".
+Such a record is in its lane and in `Partition.again`, and nowhere else: for offsets and commits it
+stays done. It goes before the records of its lane that have not started, behind a call that runs.
+It has one call, without a retry: its outputs are produced, and a failure becomes the answer. For a
+batch handler that call is a normal batch; if the batch fails as a whole, the record has failed, and
+only the others are tried in halves. If the epoch ends first, the answer is "lost".
 
-With exactly_once what it returns is a claim of the next transaction, as that of any other record,
-and its lane continues; offsets and map of that commit are what they are without it. A commit that
-changes nothing else would not show whether it was stored, so it gets a mark (plans.py).
+With exactly_once its outputs are a claim of the next transaction, like any other record's, and its
+lane continues; offsets and map of that commit are the same as without it. A commit that changes
+nothing else would not show whether it was stored, so it gets a mark (plans.py).
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class Again(NamedTuple):
     """Why a record is handled again."""
 
     command: Command
-    #: the record that ran when it came into the lane
+    #: the record that was running when it joined the lane
     behind: Work | None
 
 
 def of_lane(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
-    """The records of a lane, the first one first: `others`, and those that are handled again."""
+    """The records of a lane in order: `others`, and those that are handled again."""
     key_of = partition.lanes.key_of
     mine = {one: it.behind for one, it in _waiting(partition) if key_of(one.record) == key}
     head = next(others, None)
@@ -54,7 +53,7 @@ def of_lane(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Itera
 
 
 def put(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
-    """The record is handled again; `first`: of its lane. False: that waits elsewhere."""
+    """Put the record into its lane, before `first`. False: `first` waits outside the chain."""
     lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
     size = content_bytes(record.key, record.value, record.headers)
     work = Work(record, partition, size)
@@ -74,31 +73,31 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
 
 
 def _waiting(partition: Partition) -> list[tuple[Work, Again]]:
-    """Those that their lanes wait for: it has gone past the others (exactly_once)."""
+    """Redos that their lanes wait for: lanes have continued past the others (exactly_once)."""
     return [(one, it) for one, it in partition.again.items() if one.state != states.PENDING]
 
 
 def _is_behind(head: Work | None, work: Work) -> bool:
-    """In the chain: a head whose output was refused has joined the end of its lane since."""
+    """Whether `work` follows: a head whose output was refused has joined the end of its lane."""
     while head is not None and head is not work:
         head = head.next
     return head is work
 
 
 def handled(state: EngineState, work: Work) -> None:
-    """Its call has returned, and what it returned is stored."""
+    """Its call has returned, and its outputs are stored."""
     complete(state, work, report=False)
     reason = work.partition.again[work].command.reason
     _end(state, work, "redone", reason)
 
 
 def failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
-    """It stays done."""
+    """Its call failed; it stays done."""
     _end(state, work, "failed", f"{error.line[:300]}: it stays done")
 
 
 def lose(state: EngineState, partition: Partition) -> None:
-    """The epoch ends."""
+    """The epoch ends: answer all redos as lost."""
     sent = partition.commit.sent
     pending = () if sent is None else sent.claims
     for work, one in partition.again.items():

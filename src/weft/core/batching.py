@@ -10,12 +10,12 @@ Theory of operation. Each group of a handler (`Batch(by=...)`) has at most one o
 - A head that may start joins the open batch of its group: it has left `ready` and is QUEUED.
 - A batch starts when it is full, or `linger_s` after its first record was ready. Before it starts,
   the records behind its heads join too, so that it holds as many lanes as there are, in order.
-- What may not start after all (paused, revoked, the map is full) goes back: of each lane the head
-  alone, for what follows it never left the chain.
+- Records that may not start after all (paused, revoked, the map is full) go back: only the head of
+  each lane, because what follows it never left the chain.
 - A batch has one slot, from its start to the end of its call.
 
-A failed batch whose acknowledgement is for all is tried again in halves: its records carry the
-size that their next batch may have, down to one, and only alone can a record be exhausted.
+A failed batch with a common acknowledgement is tried again in halves: its records carry the maximum
+size of their next batch, down to one, and only alone can a record be exhausted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _lane(work: Work) -> Lane:
 
 
 def _order(works: Sequence[Work]) -> dict[Work, Work]:
-    """Of records in one call: each that follows another one of its lane -> that one."""
+    """Each record of a call that follows another one of its lane -> that one."""
     last: dict[Lane, Work] = {}
     order: dict[Work, Work] = {}
     for work in works:
@@ -72,30 +72,30 @@ def _order(works: Sequence[Work]) -> dict[Work, Work]:
 
 
 class Batching:
-    """Gathers batches, starts them, and takes in how they ended."""
+    """Gathers batches, starts them, and handles their ends."""
 
     def __init__(self, state: EngineState, endings: Endings) -> None:
         self._state = state
         self._endings = endings
         self._open: list[Groups] = state.open_batches
-        #: the open batches by the time they start at the latest; those that started are stale
+        #: the open batches by their latest start; entries of started ones are stale
         self._lingering: list[list[tuple[float, int, Hashable, Gathering]]] = [
             [] for _ in state.handlers
         ]
-        self._order = count()  # equal times keep the order in which they came
-        #: handlers that got records since their open batches were last looked through
+        self._order = count()  # equal times keep their order of arrival
+        #: handlers that got records since their open batches were last checked
         self._grown: set[Handler] = set()
 
     # -- gathering -------------------------------------------------------------------------------
 
     def grew(self, handler: Handler) -> None:
-        """More records came in: they may fill a batch whose lanes they are in."""
+        """More records arrived: they may fill a batch that has their lanes."""
         self._grown.add(handler)
 
     def fill(self, handler: Handler) -> None:
-        """Start what has lingered, gather what is ready, start what is full by that."""
+        """Start batches that have lingered, gather ready records, start batches that are full."""
         groups = self._open[handler.index]
-        # Those first that have waited longest: records that fail without a delay would else take
+        # The longest waiting ones first: otherwise records that fail without a delay would take
         # every slot before the others' linger is over.
         self._start_lingered(handler, groups)
         joined: dict[Hashable, None] = {}
@@ -110,7 +110,7 @@ class Batching:
         if handler in self._grown:
             self._grown.discard(handler)
             joined = dict.fromkeys(groups)
-        for key in joined:  # start full ones, as far as there are slots
+        for key in joined:  # start full batches, as far as there are slots
             while handler.slots.free > 0 and key in groups:
                 self._extend(groups[key])
                 if len(groups[key].works) < groups[key].room:
@@ -119,13 +119,13 @@ class Batching:
         self._start_lingered(handler, groups)
 
     def _start_lingered(self, handler: Handler, groups: Groups) -> None:
-        """Start what has waited long enough, the longest first; everything when a stop waits."""
+        """Start batches that waited long enough, the longest first; all of them during a stop."""
         heap = self._lingering[handler.index]
         now = self._state.now if self._state.stop_mode is None else _ALWAYS
         while heap and handler.slots.free > 0 and heap[0][0] <= now:
             entry = heappop(heap)
             key, gathering = entry[2], entry[3]
-            if groups.get(key) is gathering:  # else it started, or its epochs ended
+            if groups.get(key) is gathering:  # otherwise it started, or its epochs ended
                 self._start(handler, groups, key)
                 if groups.get(key) is gathering:
                     heappush(heap, entry)
@@ -136,7 +136,7 @@ class Batching:
         assert spec is not None
         key, room, linger_s = self._group(work), spec.max_records, spec.linger_s
         if work.failure is not None and work.failure.batch_max:
-            # A part of a failed batch: it does not wait for others and mixes with no fresh ones.
+            # A part of a failed batch: it waits for no others and mixes with no fresh ones.
             room, linger_s = work.failure.batch_max, 0.0
             key = (key, room)
         gathering = groups.get(key)
@@ -153,17 +153,17 @@ class Batching:
         spec = work.partition.handler.spec.batch
         assert spec is not None
         if spec.by == "partition" or (work.partition.handler.exact and spec.by is None):
-            # exactly_once: outputs are shared by the whole batch. With one of two partitions gone
-            # they could neither be sent (the new owner repeats its half) nor left out.
+            # exactly_once: outputs are shared by the whole batch. If one of two partitions is
+            # revoked they could neither be sent (the new owner repeats its half) nor left out.
             return work.partition
         if spec.by == "key":
-            # Whatever the ordering; none is no key that two could share.
+            # Regardless of the ordering; records without a key share no group.
             key = work.record.key
             return _lane(work) if key is None else (work.partition, key)
         return None
 
     def _parts(self, work: Work, following: Work) -> bool:
-        """In one lane (the whole partition's), and not in one batch: `by="key"`."""
+        """Whether one lane (a whole partition) is split into several batches here: `by="key"`."""
         same = work.record.key == following.record.key
         return not same and self._group(work) != self._group(following)
 
@@ -179,11 +179,11 @@ class Batching:
                     break
                 if self._parts(work, following):
                     break
-                if following.state in (states.DONE, states.PENDING):  # before the one in front
+                if following.state in (states.DONE, states.PENDING):  # before the record in front
                     following = following.next
                     continue
                 if following.state != states.QUEUED:
-                    break  # being sent or tried again: what is behind it waits for it
+                    break  # being sent or tried again: the records behind it wait
                 if id(following) not in joined:
                     joined.add(id(following))
                     gathering.works.append(following)
@@ -194,10 +194,10 @@ class Batching:
     def _start(self, handler: Handler, groups: Groups, key: Hashable) -> None:
         gathering = groups[key]
         self._extend(gathering)
-        # No slot was free while more came in: the rest makes the next batch.
+        # No slot was free while more arrived: the rest forms the next batch.
         chosen, rest = gathering.works[: gathering.room], gathering.works[gathering.room :]
         works, went_back = self._still_startable(chosen)
-        # What is behind a head that went back goes after it.
+        # Records behind a head that went back follow it.
         gathering.works = [w for w in rest if _lane(w) not in went_back] if went_back else rest
         if not gathering.works:
             del groups[key]
@@ -212,7 +212,7 @@ class Batching:
         self._state.deliveries[handler.index].start_together(handler, works)
 
     def _still_startable(self, chosen: list[Work]) -> tuple[list[Work], set[Lane]]:
-        """Without those of partitions that were paused or revoked, or whose map is full by now."""
+        """Those that may still start: not of paused or revoked partitions, or of a full map."""
         works: list[Work] = []
         went_back: set[Lane] = set()
         started: set[Lane] = set()
@@ -244,7 +244,7 @@ class Batching:
         return heap[0][0] if heap and handler.slots.free > 0 else None
 
     def waiting(self) -> bool:
-        """Some record stands in an open batch."""
+        """Whether an open batch has records."""
         return any(
             work.state == states.QUEUED and work.partition.startable
             for groups in self._open
@@ -253,9 +253,9 @@ class Batching:
         )
 
     def take_out(self, work: Work) -> bool:
-        """A record, and what is behind it in its lane, leaves the open batch it is in, if any.
+        """Remove a record, and those behind it in its lane, from its open batch, if any.
 
-        True where it was the first of its lane: nothing else has it now.
+        True if it was the first of its lane: it is nowhere else now.
         """
         groups = self._open[work.partition.handler.index]
         for key, gathering in list(groups.items()):

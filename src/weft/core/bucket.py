@@ -1,44 +1,44 @@
-"""Tokens that come at a rate: the mechanism of a budget and of a handler's rate limit."""
+"""A token bucket: the mechanism of a budget and of a handler's rate limit."""
 
 from __future__ import annotations
 
-BURST_S = 0.1  # a bucket saves up at most this much of a second
+BURST_S = 0.1  # a bucket saves up at most the tokens of this time
 ROUNDING = 1e-9
 
 
 class Bucket:
-    """Tokens that come at a rate and are paid for starts; a few are saved up."""
+    """Tokens arrive at a rate and pay for starts; a few are saved up."""
 
     __slots__ = ("at", "per_s", "tokens")
 
     def __init__(self, per_s: float) -> None:
         self.per_s = per_s
         self.tokens = 1.0
-        #: when it was refilled last
+        #: time of the last refill
         self.at: float | None = None
 
     @property
     def most(self) -> float:
-        """What it saves up; one at least."""
+        """The most tokens it saves up; at least one."""
         return max(1.0, self.per_s * BURST_S)
 
     def refill(self, now: float) -> None:
-        """Time has passed."""
+        """Add the tokens of the time that has passed."""
         if self.at is not None:
             self.tokens += (now - self.at) * self.per_s
         self.at = now
         self.tokens = min(self.tokens, self.most)
 
     def starts(self) -> int:
-        """How many starts at a token each it pays for."""
+        """How many starts at one token each it can pay for."""
         return int(self.tokens + ROUNDING)
 
     def pays(self, cost: float) -> bool:
-        """It pays for that; for what is more than it saves up when it is full, by a debt."""
+        """Whether it can pay this cost. A cost above `most` is paid when it is full, as a debt."""
         return self.tokens + ROUNDING >= min(cost, self.most)
 
     def due(self, cost: float = 1.0) -> float | None:
-        """When it will pay for that, if it does not yet; None: it does, or never will."""
+        """When it can pay this cost; None if it can now, or never will."""
         short = min(cost, self.most) - self.tokens
         if self.at is None or short <= ROUNDING or self.per_s <= 0:
             return None

@@ -1,25 +1,25 @@
 """Budgets: what several handlers may use together of a service that limits its callers, fairly.
 
-Theory of operation. What a handler with a budget has ready leaves `ready` and waits in a queue of
+Theory of operation. Ready records of a handler with a budget leave `ready` and wait in a queue of
 the budget (`gather`), one for each value of `Budget.by`, handler and partition::
 
     ready ──gather──► value ──► handler ──► partition ──► records
-                        └ the value that has used least goes first; of it handlers and
+                        └ the value that has used least goes first; within it, handlers and
                           partitions take turns
 
-- Records start while calls are in flight fewer than `in_flight` and the bucket pays for the cost of
-  the next one (`start`). One bucket is the mechanism of a budget and of a handler's rate limit.
-- Deficit round robin, its quantum being the cost at hand: each value has a number `used`, which
-  grows by the cost of what it starts, and the lowest is next; one that comes in begins at what the
-  last one had. So of two values that wait, one gets no more than the other but for the cost of a
-  record of each, however many records or handlers it has.
-- A handler that may start nothing (no slot, paused, its own rate limit) is passed over; its values
-  have no credit for that time beyond one record.
-- What a record has really cost is settled later (`charged`): the bucket may be in debt, and so is
+- Records start while fewer than `in_flight` calls run and the bucket can pay for the next record
+  (`start`). Budgets and handlers' rate limits use the same bucket.
+- Deficit round robin, whose quantum is the current cost: each value has a number `used`, which
+  grows by the cost of what it starts, and the lowest is next; a new value starts with the number of
+  the last one that started. So of two values that wait, one gets no more than the other except for
+  the cost of one record each, however many records or handlers it has.
+- A handler that may start nothing (no slot, paused, its own rate limit) is skipped; its values get
+  no credit for that time beyond one record.
+- The actual cost of a record is settled later (`charged`): the bucket may be in debt, and so may
   the value, until that is paid back.
-- A service that asks to wait (`wait`) is obeyed by the whole budget.
-- Each member has the share of the budget that it has of the partitions (`divide`), in a fleet what
-  the driver lends to it (leases.py).
+- If a service asks to wait (`wait`), the whole budget waits.
+- Each member has a share of the budget equal to its share of the partitions (`divide`); in a fleet
+  it has what the driver lends to it (leases.py).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from weft.policies import Budget
     from weft.types import ErrorInfo
 
-#: so many values have separate queues; those that come in beyond that share one
+#: most values with separate queues; further ones share one
 VALUES_MAX = 1_000
 REST: Final = object()
 
-#: the records of a value and a handler that wait, by partition; these take turns
+#: the waiting records of a value and a handler, by partition; partitions take turns
 Line = dict["Partition", deque["Work"]]
 
 
 class Tenant:
-    """What waits of one value."""
+    """The waiting records of one value."""
 
     __slots__ = ("lines", "used")
 
@@ -67,23 +67,23 @@ class Tenant:
 
 
 class SharedBudget:
-    """One budget of a member, and what waits for it."""
+    """One budget of a member, and the records that wait for it."""
 
     def __init__(self, state: EngineState, spec: Budget, handlers: Sequence[Handler]) -> None:
         self._state = state
         self.spec = spec
         self.handlers = handlers
         self.bucket = Bucket(inf if spec.per_s is None else spec.per_s)
-        #: in its place in a fleet: what the driver has lent
+        #: in a fleet: what the driver has lent; used instead of the bucket
         self.lease: BudgetLease | None = None
         self.limited = spec.per_s is not None
-        #: calls that run
+        #: running calls
         self.in_flight = 0
-        #: at most so many, of this member's share
+        #: the limit on calls for this member's share
         self.in_flight_max: float = inf if spec.in_flight is None else spec.in_flight
-        #: of all that the budget allows
+        #: this member's share of the whole budget
         self.share = 1.0
-        #: the service asked to start nothing before; with this error
+        #: the service asked to start nothing before this time; its error
         self.until = 0.0
         self.asked_by: ErrorInfo | None = None
         #: what the value that started last had used before
@@ -91,13 +91,13 @@ class SharedBudget:
         #: by value: those that wait, and those that have used more than the clock
         self._tenants: dict[Hashable, Tenant] = {}
         self._forgot_at = -1.0
-        #: of each handler the values that have a line of it, the one that has used least first; an
-        #: entry may be too early
+        #: for each handler, the values with waiting records of it, the one that has used least
+        #: first; an entry may be too low
         self._heads: dict[Handler, list[tuple[float, int, Tenant]]] = {one: [] for one in handlers}
         self._order = count()
         #: when each handler had its last turn: equals take turns
         self._turns = dict.fromkeys(handlers, -1)
-        #: when something may start next, as of the last look; and why not before ("rate",
+        #: when something may start next, as of the last check; and why not before ("rate",
         #: "in_flight", "asked" or "share"; empty: it has room, or nothing waits for it)
         self.due: float | None = None
         self.why = ""
@@ -108,7 +108,7 @@ class SharedBudget:
         return self.bucket.per_s if self.limited else None
 
     def divide(self, held: int, total: int | None) -> None:
-        """The member holds so many of all partitions; None: no one knows yet how many there are."""
+        """Set the share: the member has `held` of `total` partitions; None: not known yet."""
         if self.lease is not None:
             return
         self.share = held / total if total else 0.0
@@ -116,19 +116,19 @@ class SharedBudget:
             self.bucket.refill(self._state.now)
             self.bucket.per_s = self.spec.per_s * self.share
         if self.spec.in_flight is not None:
-            # One at least: else what it holds would never be handled.
+            # At least one: otherwise its records would never be handled.
             part = floor(self.spec.in_flight * self.share + ROUNDING)
             self.in_flight_max = max(1, part) if held and total else 0
 
     # -- in a fleet (leases.py) --------------------------------------------------------------------
 
     def begin_lease(self) -> None:
-        """From now on the driver lends what may be used."""
+        """Switch to leases: from now on the driver lends what may be used."""
         self.lease = self.bucket = BudgetLease(self.spec)
         self.share, self.in_flight_max = 1.0, 0
 
     def report(self, *, lost: bool = False) -> LeaseReport | None:
-        """What the driver is to know; None: nothing new since the last one, unless that is lost."""
+        """The report for the driver; None if nothing is new, unless the last one was lost."""
         state, lease = self._state, self.lease
         if lease is None:
             return None
@@ -154,12 +154,12 @@ class SharedBudget:
             self.until, self.asked_by = now + lent.wait_s, None
 
     def lapse(self) -> None:
-        """What was lent may have run out."""
+        """The lease may have expired."""
         if self.lease is not None:
             self.lease.lapse()
 
     def _lacks(self, cost: float) -> None:
-        """A record waits for what the driver lends; of the first one it is to know immediately."""
+        """A record waits for a lease; the driver must know of the first one immediately."""
         lease = self.lease
         if lease is None:
             return
@@ -171,10 +171,10 @@ class SharedBudget:
         if lease.urge():
             self._state.emit(fx.ReportLease())
 
-    # -- what waits --------------------------------------------------------------------------------
+    # -- waiting records ---------------------------------------------------------------------------
 
     def gather(self, handler: Handler) -> None:
-        """All that is ready comes into the queues."""
+        """Move all ready records into the queues."""
         rotation = handler.rotation
         while rotation:
             partition = rotation.popleft()
@@ -191,7 +191,7 @@ class SharedBudget:
                     line.setdefault(partition, deque()).append(work)
 
     def _tenant(self, value: Hashable) -> Tenant:
-        """Of this value; where there are too many, of all that have none."""
+        """The tenant of this value; if there are too many, the shared one."""
         tenants = self._tenants
         tenant = tenants.get(value)
         if tenant is None:
@@ -206,7 +206,7 @@ class SharedBudget:
         return tenant
 
     def _forget(self) -> None:
-        """Values that do not wait, and have used no more than others."""
+        """Drop values that do not wait and have used no more than others."""
         clock = self._clock
         if self._forgot_at != clock:
             self._forgot_at = clock
@@ -215,12 +215,12 @@ class SharedBudget:
                     del self._tenants[value]
 
     def queued(self) -> set[Work]:
-        """All that is in its queues; the view."""
+        """All records in its queues, for the view."""
         lines = [line for tenant in self._tenants.values() for line in tenant.lines.values()]
         return {work for line in lines for queue in line.values() for work in queue}
 
     def _head(self, handler: Handler) -> tuple[Tenant, Work] | None:
-        """The next record of a handler, of the value that has used least."""
+        """The next record of a handler, from the value that has used least."""
         heap = self._heads[handler]
         while heap:
             used, _, tenant = heap[0]
@@ -236,12 +236,12 @@ class SharedBudget:
 
     @staticmethod
     def _first(handler: Handler, line: Line) -> Work | None:
-        """What is next in a line; what may not start leaves it on the way."""
+        """The next record in a line; drops records that may not start."""
         while line:
             partition, queue = next(iter(line.items()))
             lanes = partition.lanes
             while queue and not lanes.is_unpaid(queue[0]):
-                queue.popleft()  # by a command, or its epoch has ended
+                queue.popleft()  # skipped by a command, or its epoch has ended
             if queue and partition.startable:
                 return queue[0]
             del line[partition]
@@ -252,10 +252,10 @@ class SharedBudget:
             handler.enlist(partition)
         return None
 
-    # -- what starts -------------------------------------------------------------------------------
+    # -- starting records --------------------------------------------------------------------------
 
     def start(self, handlers: Sequence[Handler]) -> None:
-        """Start what may: of these handlers, which may start something."""
+        """Start records of these handlers, which have room, as far as the budget allows."""
         state = self._state
         self.due, self.why = None, ""
         left = {one: most for one in handlers if self._heads[one] and (most := self._most(one))}
@@ -282,7 +282,7 @@ class SharedBudget:
             self._clock, self._forgot_at = 0.0, -1.0
 
     def _most(self, handler: Handler) -> int:
-        """So many calls of a handler may start, but for the budget."""
+        """How many calls of a handler may start, without regard to the budget."""
         state = self._state
         most = state.outages.most(handler) if handler.outages else handler.slots.free
         if most > 0 and handler.limited:
@@ -294,7 +294,7 @@ class SharedBudget:
             self.due = at
 
     def _take(self, left: dict[Handler, int]) -> dict[Handler, list[Work]]:
-        """What starts now, up to so many of each handler."""
+        """The records that start now, at most `left` of each handler."""
         works: dict[Handler, list[Work]] = {}
         looked: dict[Partition, None] = {}
         while left and self.in_flight < self.in_flight_max:
@@ -346,7 +346,7 @@ class SharedBudget:
     def _goes(
         self, handler: Handler, work: Work, looked: dict[Partition, None], taken: Sequence[Work]
     ) -> bool:
-        """The map has room for it, and what it calls is not away; else it waits for that."""
+        """Whether it may start: the map has room, and no outage; otherwise it waits for that."""
         partition = work.partition
         room = work.record[2] < partition.reach.limit
         if not room and not partition.may_start(work, looked, taken):
@@ -366,11 +366,11 @@ class SharedBudget:
                 self._urge(lease)
 
     def refund(self, work: Work) -> None:
-        """Its call did not begin."""
+        """Its call did not start."""
         self._settle(work, -_tags(work).cost)
 
     def charged(self, one: Charged) -> None:
-        """What a call really costs is known."""
+        """The actual cost of a call is known."""
         work = self._state.find(one.topic, one.partition, one.offset)
         if work is None:
             self._state.count("late_charges")
@@ -386,7 +386,7 @@ class SharedBudget:
             tenant.used += more
 
     def wait(self, seconds: float, error: ErrorInfo) -> None:
-        """The service asks its callers to wait so long."""
+        """The service asks its callers to wait for so many seconds."""
         state = self._state
         until = state.now + min(max(0.0, seconds), DELAY_MAX_S)
         if until <= max(self.until, state.now):
@@ -407,7 +407,7 @@ def _tags(work: Work) -> Tags:
 
 
 def budgets_of(state: EngineState, handlers: Sequence[Handler]) -> list[SharedBudget]:
-    """One for each name; every handler knows its own."""
+    """One budget per name; every handler gets its own."""
     named: dict[str, list[Handler]] = {}
     for handler in handlers:
         if handler.spec.budget is not None:
@@ -424,10 +424,10 @@ def budgets_of(state: EngineState, handlers: Sequence[Handler]) -> list[SharedBu
 
 
 def divide(state: EngineState, totals: Mapping[int, int | None]) -> None:
-    """Give this member its share of each budget: what it holds of the partitions of its handlers.
+    """Set this member's share of each budget: its share of the partitions of its handlers.
 
-    `totals`: of handlers, how many partitions all their topics have; None where no one knows yet.
-    Of a handler that is not in it the member has all.
+    `totals`: for each handler, how many partitions all its topics have; None if not known yet.
+    A handler that is missing counts as wholly owned by this member.
     """
     for budget in state.budgets:
         held = total = 0

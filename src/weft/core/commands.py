@@ -1,11 +1,11 @@
-"""Commands of a person: hold, release, retry, skip, redo. A command names a lane or one record.
+"""An operator's commands to a lane or a record: hold, release, retry, skip, redo.
 
-Each gets one answer (`effects.Answered`). That a record is skipped is true once the commit that has
-it is stored, so this answer waits for that; a skipped record is never handled after it. A command
-that is obeyed again, here or by the next owner of the partition, changes nothing: a hold has its
-time, a skip its offset, and what does not wait can neither be released nor retried. A redo is of
-now alone (again.py): each command of it is one call. A dry command takes the same way up to where
-it would change something, so it has the same answer.
+Each gets one answer (`effects.Answered`). A skip is final once the commit that contains it is
+stored, so its answer waits for that; the record is never handled afterwards. A command that is
+obeyed a second time, here or by the next owner of the partition, changes nothing: a hold has its
+end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
+redo is for now only (again.py): each command of it is one call. A dry command runs the same code up
+to the first change, so it has the same answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
 _UNDER_WAY = "it is {} now: ask again when that is over"
-#: so many commands at once: the records of a partition are sorted by lane first, for all of them
+#: from so many commands on, the records of a partition are sorted by lane once for all of them
 SORTED_FROM = 8
 
 
@@ -44,11 +44,11 @@ class Commands:
         self._state = state
         self._endings = endings
         self._batching = batching
-        #: of one turn with many commands: the records of each lane, as `_all_of_lane` has them
+        #: during a turn with many commands: the records of each lane, for `_all_of_lane`
         self._sorted: dict[Partition, dict[LaneKey, list[Work]]] | None = None
 
     def obey(self, commands: Sequence[Command]) -> None:
-        """Do what can be done of each; every command is answered."""
+        """Do what is possible for each; every command is answered."""
         self._sorted = {} if len(commands) >= SORTED_FROM else None
         for command in commands:
             rows: list[fx.Obeyed] = []
@@ -69,7 +69,7 @@ class Commands:
             no_lane = command.target.offset is not None or command.action == "skip"
             refused = bool(rows) and all(row.outcome == "refused" for row in rows)
             if not (no_lane or over or refused or command.dry):
-                # Holds of lanes are for epochs to come as well
+                # Holds of lanes also apply to later epochs
                 target, holds = command.target, self._state.holds
                 if target.key is not None:
                     place = (target.topic, target.partition, target.key)
@@ -90,7 +90,7 @@ class Commands:
     # -- one partition ---------------------------------------------------------------------------
 
     def _in(self, partition: Partition, command: Command) -> fx.Obeyed | None:
-        """What was done there; None: it is answered when that is true."""
+        """Obey it there; None: the answer comes when it is final."""
         target = command.target
         if partition.exports and under_export(partition, target.key, target.offset):
             return _row(partition, command, "refused", _UNDER_WAY.format("exported with its lane"))
@@ -120,13 +120,13 @@ class Commands:
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
         for later in () if command.dry else self._of_lane(partition, target.key):
-            if later is not first and _held(later):  # of one batch with it, they are held as well
+            if later is not first and _held(later):  # held as well, with the batch that they share
                 self._end_own_hold(later)
                 self._state.retries.add(self._state.now, later)
         return self._proceed(partition, command, first)
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
-        """The records of a lane, the first one first; exactly_once: without those it went past."""
+        """The records of a lane in order; exactly_once: without those that it has passed."""
         undone = self._undone_of_lane(partition, key)
         return again.of_lane(partition, key, undone) if partition.again else undone
 
@@ -135,7 +135,7 @@ class Commands:
         return iter(_in_turn(list(works))) if partition.handler.exact else works
 
     def _all_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
-        """Those that are not done. Of many commands each would look through all records."""
+        """Those that are not done. With many commands each would walk over all records."""
         key_of = partition.lanes.key_of
         every = chain(partition.commit.marked.values(), partition.offsets.works())
         if self._sorted is None:
@@ -159,7 +159,7 @@ class Commands:
         return self._hold(partition, command, waiting, by)
 
     def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
-        """What a hold of the lane is about now: the lane does not wait for what it went past."""
+        """The record that a hold of the lane concerns now: not one that the lane has passed."""
         waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
         inside = (w for w in waiting if w.failure is None or not w.failure.left_lane)
         return next(inside, waiting[0] if waiting else None)
@@ -187,8 +187,8 @@ class Commands:
         return self._proceed(partition, command, work)
 
     def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
-        """Handle a record again that is done; answered when its call has ended."""
-        # Why not; empty: nothing stands against it
+        """Handle a finished record again; answered when its call has ended."""
+        # The reason for a refusal; empty: it is possible
         spec, lanes, record = partition.handler.spec, partition.lanes, command.record
         if spec.delivery == AT_MOST_ONCE:
             what = (
@@ -236,7 +236,7 @@ class Commands:
         return again.put(partition, command, command.record, first)
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
-        """It is remembered, or not read at all yet."""
+        """A record that is only remembered, or not fetched at all yet."""
         memory = partition.memory
         known = memory.waits_for if command.dry else memory.start_over
         if command.action in ("release", "retry") and known(offset):
@@ -268,7 +268,7 @@ class Commands:
         return _row(partition, command, "held", command.reason, offset)
 
     def _take_out(self, work: Work) -> None:
-        """A queued record leaves the place where it would start from, or waits in its chain."""
+        """Remove a queued record from where it would start, or from its chain."""
         lanes, offset = work.partition.lanes, work.record.offset
         if work.partition.shelves.want(work, on=False):
             return
@@ -289,7 +289,7 @@ class Commands:
         if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
             what = "it was handled, and delivery=at_most_once handles no record twice"
             return _row(partition, command, "refused", what, offset)
-        named = command.target.offset is not None  # else the hold of its lane is over with this
+        named = command.target.offset is not None  # otherwise the hold of its lane ends with this
         if named and hold_of(self._state, partition, work.record) is not None:
             return _row(partition, command, "refused", "its lane is held: release that", offset)
         if work.state == states.PARKED and command.dry:
@@ -304,20 +304,20 @@ class Commands:
         what = "released" if failure.held or failure.exhausted_by else "retried"
         if command.dry:
             return _row(partition, command, what, command.reason, offset)
-        if failure.exhausted_by:  # since before it came here: it has not been given up yet
+        if failure.exhausted_by:  # since before it came here: its policy has not been applied yet
             self._endings.start_over(work, failure, command.reason)
         self._end_own_hold(work)
         self._state.retries.add(self._state.now, work)
         return _row(partition, command, what, command.reason, offset)
 
     def _end_own_hold(self, work: Work) -> None:
-        """What a later hold of its lane must not shorten is over by command."""
+        """End its own hold by command; a later hold of its lane must not be shortened by it."""
         if work.failure is not None:
             work.failure.held_until = 0.0
 
     def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
-        if self._state.drained:  # no commit follows that would make it true
+        if self._state.drained:  # no commit follows that would make it final
             what = "this member is about to leave: ask the next owner"
             return _row(partition, command, "refused", what, offset)
         if work.state not in states.WAITING:
@@ -364,7 +364,7 @@ class Commands:
 
 
 def _is_done(partition: Partition, offset: int) -> bool:
-    """Or the log does not have it."""
+    """Whether it is done, or missing in the log."""
     offsets = partition.offsets
     if offset in offsets.incomplete or offset in partition.commit.marked:
         return False
@@ -372,15 +372,15 @@ def _is_done(partition: Partition, offset: int) -> bool:
 
 
 def _past_end(partition: Partition, offset: int) -> str:
-    """A line where the log does not reach so far."""
+    """A reason if the log ends before this offset."""
     end = partition.log_end
-    if partition.position <= end <= offset:  # an end before the position is an old one
+    if partition.position <= end <= offset:  # an end before the position is outdated
         return f"there is no such record: its partition ended at offset {end} a moment ago"
     return ""
 
 
 def _in_turn(lane: list[Work]) -> list[Work]:
-    """As they start, which is not by offset where one whose output was refused joined its end."""
+    """In starting order, which differs from the offsets after a refused output's rejoin."""
     behind = {id(work.next) for work in lane}
     left = dict.fromkeys(lane)
     ordered: list[Work] = []

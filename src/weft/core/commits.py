@@ -1,20 +1,20 @@
 """What is committed, when, and what follows from the answer.
 
-Theory of operation. Each partition has at most one commit on the way (`CommitState`)::
+Theory of operation. Each partition has at most one commit in flight (`CommitState`)::
 
              ready: due, and something is new                  no answer in time
     IDLE ─────────────────────────────────────► SENT ─────────────────────────────► IN_DOUBT
       ▲     send(plan): frontier, map, claims     │                                    │
       └───────────────────────────────────────────┴────────────────────────────────────┘
-           stored, refused (`again`: its words are said once more), or read back as either
+          stored, refused (`again`: sent once more), or read back as either
 
 1. A plan is one snapshot (plans.py): frontier and map are never of two moments.
-2. A *claim* is a finished record whose next step waits for a commit. It leaves `claims` when the
-   plan it is in is stored, and only then.
-3. Only the last commit of an epoch may follow one that is on the way: it is behind it on the same
-   connection. All others wait, for answers of two could come in any order.
-4. An answer belongs to the commit of its `sequence`. A later one is counted as late, and what holds
-   is said again: librdkafka may have repeated an older commit by itself.
+2. A *claim* is a finished record whose next step waits for a commit. It leaves `claims` only when a
+   plan that contains it is stored.
+3. Only the last commit of an epoch may follow one in flight: it is behind it on the same
+   connection. All others wait, because answers of two could come in any order.
+4. An answer belongs to the commit of its `sequence`. A later one is counted as late, and the
+   current state is sent again: librdkafka may have repeated an older commit by itself.
 
 Transactions (exactly_once) go the same way, one at a time for the whole member.
 """
@@ -46,47 +46,47 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class CommitState:
-    """The commit of one epoch: what the broker holds, what is on the way, and who waits for it."""
+    """The commit of one epoch: what the broker stores, what is in flight, and what waits for it."""
 
     _offsets: Offsets
-    #: what the broker holds for the group, as far as we know; -1 for nothing
+    #: what the broker stores for the group, as far as known; -1 for nothing
     committed: int = -1
-    #: since when, on the engine's clock; the start of the epoch until it moves
+    #: since when, on the engine's clock; initially the start of the epoch
     committed_at: float = 0.0
-    #: what the broker stores; lower when it refused a map of the usual size
+    #: the broker's limit; lower after it refused a map of the usual size
     map_limit: int = -1
-    #: what the last plan said has to be said again, whatever has changed
+    #: the last plan has to be sent again, even without a change
     again: bool = False
     state: int = states.IDLE
-    #: of the request that was sent last
+    #: of the last request
     sequence: int = 0
-    #: idle: not before this time; sent: the answer is due by then
+    #: idle: the earliest time of the next commit; sent: the answer is due by then
     at: float = 0.0
-    #: the plan on the way to the broker, or in doubt
+    #: the plan in flight, or in doubt
     sent: fx.PlanItem | None = None
     #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
     claims: list[Work] = field(default_factory=list)
     #: the last plan had no room for all claims
     left_out: bool = False
-    #: Commit(each): claims the map has no room for; they hold their lane and no slot
+    #: Commit(each): claims without room in the map; they keep their lane and no slot
     slotless: set[Work] = field(default_factory=set)
-    #: at_most_once: marked records, which the offsets have as done, that still run
+    #: at_most_once: marked records, done for the offsets, that still run
     marked: dict[int, Work] = field(default_factory=dict)
-    #: characters of the map that was sent last, and of the one that the broker stored last
+    #: characters of the last map that was sent, and of the last one that the broker stored
     map_chars: int = 0
     map_stored: int = 0
-    #: commands that are answered when the commit that has their records is stored
+    #: commands that are answered when the commit with their records is stored
     answers: list[tuple[Command, fx.Obeyed]] = field(default_factory=list)
     #: what is remembered of single records
     memory: Memory = field(default_factory=Memory)
 
     @property
     def dirty(self) -> bool:
-        """A commit would say something that the last plan did not."""
+        """Whether a commit would differ from the last plan."""
         return self._offsets.changed or self.again or self.memory.changed
 
     def ready(self, now: float) -> bool:
-        """Something is new, and nothing stands against sending it."""
+        """Whether there is something new, and it may be sent."""
         idle = self.state == states.IDLE and self.at <= now
         return idle and (bool(self.claims) or self.dirty)
 
@@ -99,7 +99,7 @@ class CommitState:
         self.state = state
 
     def send(self, sequence: int, item: fx.PlanItem, answer_by: float) -> None:
-        """This plan is on the way to the broker."""
+        """This plan is in flight."""
         self.move(states.SENT)
         self.sequence, self.at, self.sent = sequence, answer_by, item
         self.again = self._offsets.changed = self.memory.changed = False
@@ -113,33 +113,33 @@ class CommitState:
         return item
 
     def stored(self, now: float, again_at: float) -> fx.PlanItem:
-        """The broker has it; returns what."""
+        """The broker has stored it; returns the plan."""
         item = self._answered()
         if self.committed != item.frontier:
             self.committed, self.committed_at = item.frontier, now
         self.map_stored = len(item.metadata)
-        # With claims left out, the same commit again would say nothing new.
+        # With claims left out, the same commit again would change nothing.
         self.at = again_at if self.left_out else 0.0
         return item
 
     def refused(self, again_at: float) -> fx.PlanItem:
-        """The broker has not taken it; returns what."""
+        """The broker has refused it; returns the plan."""
         item = self._answered()
         self.again, self.at = True, again_at
         return item
 
     def shrink_map(self, refused_chars: int) -> None:
-        """The broker stores less than we thought: a smaller map, in the end none at all.
+        """The broker stores less than expected: use a smaller map, in the end none at all.
 
-        What it has stored before it stores again, and two deliveries must never say less than that
-        (see `Plans.plan`).
+        It accepts a size that it has stored before, and two deliveries must never commit less than
+        that (see `Plans.plan`).
         """
         if refused_chars <= self.map_stored:
             self.map_stored = 0  # its limit was lowered since
         self.map_limit = max(self.map_limit // 2, self.map_stored)
 
     def answer_later(self, command: Command, row: fx.Obeyed) -> None:
-        """This is true once a commit with it is stored."""
+        """Answer this command once a commit with its record is stored."""
         self.answers.append((command, row))
 
     def close(self) -> None:
@@ -152,25 +152,25 @@ class CommitState:
         self.slotless.clear()
 
     def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
-        """Keep the claims with these ids, or only the others; returns those that are none now."""
+        """Keep the claims with these ids, or only the others; returns the removed ones."""
         left = [work for work in self.claims if (id(work) in ids) != inside]
         self.claims = [work for work in self.claims if (id(work) in ids) == inside]
         return left
 
 
 class Commits:
-    """Builds commit plans and takes in their answers."""
+    """Builds commit plans and handles their answers."""
 
     def __init__(self, state: EngineState, plans: Plans) -> None:
         self._plans = plans
         self._state = state
         self._exact = ExactlyOnce(state)
         self._sequence = 0
-        #: the interval of commits is over then
+        #: when the commit interval ends
         self.next_at = 0.0
         #: commit after so many records, if not 0
         self.many = state.limits.commit.max_records or 0
-        #: sequence of the transaction on the way; None when there is none
+        #: sequence of the transaction in flight; None if there is none
         self._transaction: int | None = None
 
     # -- when ------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Commits:
         many = self.many
         if state.now >= self.next_at or (many and state.finished_since_commit >= many):
             self.next_at = state.now + limits.commit.interval_s
-            # While a commit is on the way, what finished since is not in it: `many` is still due.
+            # Records that finish while a commit is in flight are not in it: `many` is still due.
             waits = any(
                 p.commit.dirty and p.commit.state == states.SENT for p in state.partitions.values()
             )
@@ -195,7 +195,7 @@ class Commits:
         self.next_at = self._state.now
 
     def next_due(self) -> float:
-        """When there is something to do for the commits, as far as is known now."""
+        """When the commits next need attention, as far as known now."""
         state = self._state
         commits = [partition.commit for partition in state.partitions.values()]
         waiting = [partition.commit for partition in state.claiming]
@@ -225,13 +225,13 @@ class Commits:
         return partition.state != states.CLOSED and partition.commit.ready(self._state.now)
 
     def last(self, partitions: Sequence[Partition]) -> fx.CommitOffsets:
-        """The final commit of partitions that go away; sent by the caller, answered as others."""
+        """The final commit of revoked partitions; the caller sends it, it is answered as usual."""
         plans = [self._plans.plan(partition) for partition in partitions]
         items = [item for item in plans if item is not None]
         return fx.CommitOffsets(self._mark_sent(items, self._state.limits.commit_answer_s), items)
 
     def proof(self) -> fx.CommitOffsets | None:
-        """One partition as it stands, dirty or not; None where each has a commit on the way."""
+        """One partition's current state, changed or not; None if each has a commit in flight."""
         for partition in self._state.partitions.values():
             idle = partition.commit.state == states.IDLE and partition.state == states.OPEN
             if idle and not partition.handler.exact:
@@ -239,7 +239,7 @@ class Commits:
         return None
 
     def _send(self, kind: type[fx.CommitOffsets | fx.Transact], items: list[fx.PlanItem]) -> int:
-        # A transaction has a time limit of its own, and always an answer.
+        # A transaction has its own time limit, and always an answer.
         answer_s = inf if kind is fx.Transact else self._state.limits.commit_answer_s
         self._state.emit(kind(self._mark_sent(items, answer_s), items))
         return self._sequence
@@ -270,10 +270,10 @@ class Commits:
             self._state.emit(fx.CommitsStored(stored))
 
     def _late(self, answer: Answer) -> None:
-        """The answer to a commit given up on, or of an ended epoch.
+        """The answer to a commit that timed out, or of an ended epoch.
 
-        librdkafka sends a refused commit again by itself (its handler of OffsetCommit), so it may
-        have come after later ones and restored an older frontier: the current one is sent again.
+        librdkafka resends a refused commit by itself (its handler of OffsetCommit), so it may have
+        arrived after later ones and restored an older frontier: the current one is sent again.
         """
         self._state.count("late_commit_answers")
         former = answer.partition
@@ -285,9 +285,9 @@ class Commits:
         now = self._state.now
         item = partition.commit.stored(now, now + self._state.limits.commit_retry_s)
         if item.claims:
-            # The commit these records waited for is stored: each takes its next step
+            # The commit that these records waited for is stored: each takes its next step
             commit = partition.commit
-            # mostly: the first ones, in their order
+            # usually the first ones, in order
             if commit.claims[: len(item.claims)] == item.claims:
                 del commit.claims[: len(item.claims)]
             else:
@@ -300,7 +300,7 @@ class Commits:
         return Committed(partition.topic, partition.number, item.frontier, item.done_beyond)
 
     def _answer(self, partition: Partition, item: fx.PlanItem) -> None:
-        """Commands whose records are done in what was stored."""
+        """Answer commands whose records are done in the stored commit."""
         stored = decode(item.frontier, item.metadata)
         left = []
         for command, row in partition.commit.answers:
@@ -315,7 +315,7 @@ class Commits:
         commit, now, retry_s = partition.commit, self._state.now, self._state.limits.commit_retry_s
         sent = commit.refused(now + retry_s)
         self._state.count("commits_refused")
-        if answer.verdict == "too_large" and sent.rider_chars:  # it gives way first
+        if answer.verdict == "too_large" and sent.rider_chars:  # drop the rider first
             partition.memory.barred = True
             self._state.note(
                 "warning",
@@ -337,11 +337,11 @@ class Commits:
         elif answer.verdict == "stop":
             self._state.fail(f"commit refused for {partition!r}: {answer.reason}")
         elif answer.verdict == "gone":
-            # Not ours any more: the rebalance that says so is on its way.
+            # No longer owned: the rebalance that reports it is on its way.
             commit.at = now + 10 * retry_s
 
     def in_doubt(self) -> None:
-        """Commits without an answer in time: ask what the broker holds."""
+        """Read back commits that were not answered in time."""
         doubtful = [
             partition
             for partition in self._state.partitions.values()
@@ -354,13 +354,13 @@ class Commits:
             self._state.emit(fx.ReadCommitted(doubtful))
 
     def read_back(self, partition: Partition, offset: int | None, metadata: str) -> None:
-        """What the broker holds of a commit in doubt; None where it could not be read."""
+        """The stored value of a commit in doubt; None if it could not be read."""
         commit = partition.commit
         item = commit.sent
         if commit.state != states.IN_DOUBT or item is None:
             return
         if offset is None:
-            commit.move(states.SENT)  # it is asked again later
+            commit.move(states.SENT)  # read again later
             commit.at = self._state.now + self._state.limits.commit_retry_s
         elif (offset, metadata) == (item.frontier, item.metadata):
             self._state.emit(fx.CommitsStored([self._stored(partition)]))
@@ -375,7 +375,7 @@ class Commits:
         refused: Sequence[tuple[Work, ErrorInfo]],
         maps_too_large: bool = False,
     ) -> list[tuple[Work, ErrorInfo]]:
-        """The transaction has ended; which of the refused records must fail an attempt."""
+        """The transaction has ended; returns refused records whose attempt must fail."""
         if sequence != self._transaction:
             return []
         self._transaction = None
@@ -397,7 +397,7 @@ class Commits:
 
 
 def _longest_map(partitions: Sequence[Partition]) -> list[Partition]:
-    """The map that a transaction was aborted for is not named: it was the longest, if any."""
+    """The longest map: the likely one if a transaction was aborted because of a map's size."""
     chars = {p: len(p.commit.sent.metadata) for p in partitions if p.commit.sent is not None}
     most = max(chars.values(), default=0)
     return [p for p, length in chars.items() if length == most > 0]

@@ -1,4 +1,4 @@
-"""Everything the core can ask for. The runtime does it and reports back by an event."""
+"""Everything that the core can request. The runtime performs it and reports back by an event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """This attempt ran longer than `timeout_s`: end it if that can be done."""
+    """This attempt ran longer than `timeout_s`: end it if that is possible."""
 
     handler: int
     work: Work
@@ -46,45 +46,45 @@ class SendDeadLetter(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """The pressure valve takes a parked lane: these go to the topic, one after the other."""
+    """The pressure valve takes a parked lane: its records go to the topic one after another."""
 
     partition: Partition
     #: in the order of the lane
     offsets: tuple[int, ...]
     topic: str
-    #: so much of the map was taken, or the head was parked for so long
+    #: the taken share of the map, or for how long the head was parked
     why: ExportReason
-    #: "map": of the room in the map, without the lanes that were taken before
+    #: "map": the share without the lanes that were taken before
     share: float
 
 
 class ExportEnded(NamedTuple):
-    """A letter was refused: these of its lane stay where they are, as that one does."""
+    """A letter was refused: it and the rest of its lane are parked again."""
 
     partition: Partition
     offsets: tuple[int, ...]
 
 
 class AskExhausted(NamedTuple):
-    """Call the function that is `on_exhausted`; answer with `decided` and this number."""
+    """Call the function given as `on_exhausted`; answer with `decided` and this number."""
 
     work: Work
     number: int
-    #: as it was handled last
+    #: as it was last handled
     record: Record
     error: ErrorInfo
 
 
 class PlanItem(NamedTuple):
-    """What is committed for one partition: all of it from one snapshot."""
+    """The content of a commit for one partition: all of it from one snapshot."""
 
     partition: Partition
     frontier: int
     metadata: str
     done_beyond: int
-    #: records whose own progress waits for this very commit
+    #: records whose next step waits for this commit
     claims: list[Work]
-    #: characters of the metadata that are the rider's
+    #: characters of the metadata that belong to the rider
     rider_chars: int = 0
 
 
@@ -103,7 +103,7 @@ class Transact(NamedTuple):
 
 
 class ReadCommitted(NamedTuple):
-    """A commit is in doubt: read what the broker holds, answer with `committed_read`."""
+    """A commit is in doubt: read what the broker stores, answer with `committed_read`."""
 
     partitions: list[Partition]
 
@@ -130,24 +130,24 @@ class Refetch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One record is finished with; sent only while someone listens."""
+    """One record is finished; sent only while results are read."""
 
     work: Work
     outcome: OutcomeName
     error: ErrorInfo | None
     outputs: Any
-    #: as it was then: what is parked is not kept
+    #: as it was then: parked records are not kept
     record: Record
 
 
 class Troubled(NamedTuple):
-    """An attempt failed, or the record was given up: something for the log."""
+    """An attempt failed, or the record was given up: for the log."""
 
     work: Work
     outcome: Trouble
     attempts: int
     error: ErrorInfo
-    #: as it was then: what waits for long is shed
+    #: as it was then: records that wait for long lose their bytes
     record: Record
 
 
@@ -158,7 +158,7 @@ class CommitsStored(NamedTuple):
 
 
 class Obeyed(NamedTuple):
-    """What was done for a command in one partition."""
+    """The result of a command in one partition."""
 
     topic: str
     partition: int
@@ -172,9 +172,9 @@ class Obeyed(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A command was obeyed, or could not be.
+    """The answer to a command.
 
-    That of a skip comes when its commit is stored, that of a redo when its call has ended.
+    For a skip it comes when its commit is stored, for a redo when its call has ended.
     """
 
     command: Command
@@ -182,7 +182,7 @@ class Answered(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something a person may want to read in the log."""
+    """A line for the log."""
 
     level: str
     event: str
@@ -190,11 +190,11 @@ class Note(NamedTuple):
 
 
 class ReportLease(NamedTuple):
-    """The driver of the fleet is to know soon what `Engine.lease_reports` returns."""
+    """The fleet's driver needs the result of `Engine.lease_reports` soon."""
 
 
 class Drained(NamedTuple):
-    """A stop was asked for and what it waits for is finished: commit and leave."""
+    """A requested stop has finished its work: commit and leave."""
 
 
 class Fatal(NamedTuple):

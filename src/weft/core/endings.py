@@ -1,4 +1,4 @@
-"""What becomes of a record when its call ends: done, sent on, tried again, or given up."""
+"""What happens to a record when its call ends: done, sent, tried again, or given up."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import Work
 
-#: for a record whose last error was not kept: it happened in another member
+#: for a record whose last error is unknown: it occurred in another member
 USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
-TURN_WAIT_S = 1.0  # whether the turn has come of a record that came with its attempts used up
-MATE_WAIT_S = 0.05  # how soon it is looked again whether a batch has let go of a lane
+TURN_WAIT_S = 1.0  # interval of checks for the turn of a record that arrived exhausted
+MATE_WAIT_S = 0.05  # interval of checks whether a batch has finished with a lane
 
 
 class Endings:
-    """Takes in what handlers and the producer report."""
+    """Handles the reports of handlers and the producer."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._many = state.limits.commit.max_records is not None
-        #: of the questions to functions as `on_exhausted`
+        #: number of the last question to an `on_exhausted` function
         self._numbers = count(1)
 
     # -- calls that ended ----------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Endings:
                 handler.done += count
         if self._many:
             state.finished_since_commit += len(works)
-        for work in others:  # too late, or of a delivery for which that is not all
+        for work in others:  # late, or of a delivery that needs more
             if work.state == states.RUNNING:
                 work.partition.call_ended()
                 if work in work.partition.again:
@@ -74,7 +74,7 @@ class Endings:
                     state.report(work, "done")
 
     def ended(self, endings: Sequence[Ended]) -> None:
-        """Calls that ended any other way."""
+        """Calls that ended in any other way."""
         for ending in endings:
             self._ended(ending)
 
@@ -91,7 +91,7 @@ class Endings:
             self._delivery(work).send(work, ending.outputs)
         elif isinstance(ending, Failed):
             self._failed(work, ending)
-        else:  # back to the head of its lane, or behind the record it was in one batch with
+        else:  # back to the head of its lane, or behind its predecessor in the same batch
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
             if unfollow(work):
@@ -132,9 +132,9 @@ class Endings:
         work.partition.call_ended()
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
-        """Of a batch of `count` that failed as one: its next batch is half as large.
+        """A batch of `count` failed as one: the record's next batch is half as large.
 
-        It is not known whose fault it was, so it costs none of them an attempt.
+        It is not known which record is at fault, so it costs none of them an attempt.
         """
         handler = work.partition.handler
         handler.failures += 1
@@ -150,7 +150,7 @@ class Endings:
             self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
 
     def _outputs_refused(self, work: Work, error: ErrorInfo, *, ordered: bool) -> None:
-        """What the call returned cannot be stored: its attempt failed.
+        """The outputs of the call cannot be stored: its attempt failed.
 
         `ordered`: its lane still waits for it. Outputs that a batch returned together fail all of
         its records, in halves.
@@ -158,7 +158,7 @@ class Endings:
         count = getattr(work.outputs, "records", 0)
         work.outputs = None
         if work in work.partition.again or not self._delivery(work).refused(work):
-            self._failed(work, Failed(work, error))  # final, and the lane's order is kept by it
+            self._failed(work, Failed(work, error))  # final, which keeps the lane's order
             return
         behind = ordered and count > 0 and unfollow(work)
         if behind or count > 1:
@@ -183,7 +183,7 @@ class Endings:
         self.release_orphan(work)
 
     def release_orphan(self, work: Work) -> None:
-        """The lane that waited for this old attempt continues in the present epoch."""
+        """The lane that waited for this old attempt continues in the current epoch."""
         if not self._state.let_go(work):
             return
         present = self._state.partitions.get((work.record.topic, work.record.partition))
@@ -222,18 +222,18 @@ class Endings:
         return self._state.deliveries[work.partition.handler.index]
 
     def outputs_stored(self, sent: Sequence[tuple[Work, tuple[Sent, ...]]]) -> None:
-        """exactly_once: a transaction is committed, and this is what was stored of its outputs."""
+        """exactly_once: a transaction is committed, with these stored outputs."""
         for work, stored in sent:
             if work.state == states.PENDING:
                 work.outputs = stored
 
     def outputs_refused(self, refused: Sequence[tuple[Work, ErrorInfo]]) -> None:
-        """exactly_once: outputs that the broker does not take; each failed its attempt."""
+        """exactly_once: the broker refuses these outputs; each fails its attempt."""
         for work, error in refused:
             failure = work.failure = work.failure or Failure(self._state.texts)
             failure.left_lane = True
             work.partition.drop_outputs(work)
-            work.next = None  # the lane has gone on past it: nothing is behind it any more
+            work.next = None  # the lane has continued past it: nothing follows it any more
             if failure.given_up == "dead_lettered":
                 self._no_dead_letter(work, failure, error)
             else:
@@ -242,13 +242,13 @@ class Endings:
     # -- failure -------------------------------------------------------------------------------
 
     def _count(self, work: Work, error: ErrorInfo) -> Failure:
-        """One more attempt has failed; what is kept of it is charged to the buffers."""
+        """Count one more failed attempt; the kept data is charged to the buffers."""
         failure = work.fail(self._state.now, error, self._state.texts)
         work.partition.charge_failure(work, failure)
         return failure
 
     def _waits(self, work: Work, failed: Failed, *, behind: bool = False) -> None:
-        """What its handler calls is away: the attempt costs nothing, and the record waits.
+        """An outage: the attempt costs nothing, and the record waits.
 
         `behind`: another record of its lane and batch goes first.
         """
@@ -268,7 +268,7 @@ class Endings:
             self._again(work, failure)
 
     def _again(self, work: Work, failure: Failure) -> None:
-        """The attempt costs nothing; the next one begins when the handler may start something."""
+        """The attempt costs nothing; the next one starts when the handler may start something."""
         failure.shared += 1
         work.shed()
         self._requeue(work, failure)
@@ -330,7 +330,7 @@ class Endings:
             self._continue(work, failure)
 
     def _continue(self, work: Work, failure: Failure) -> None:
-        """It waited, and may start again; or it is given up, if its attempts are used up."""
+        """Its wait is over: it may start again, or is given up if its attempts are used up."""
         partition = work.partition
         if not failure.exhausted_by and hold_back(self._state, work):
             return
@@ -357,7 +357,7 @@ class Endings:
         self._continue(work, failure)
 
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
-        """Its attempts are counted from the first one again."""
+        """Count its attempts from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
         failure.exhausted_by, failure.decision = "", None
         failure.waits_since, failure.ticket = None, -1
@@ -374,13 +374,13 @@ class Endings:
             self._ask(work, failure, error)
 
     def _ask(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
-        """Its policy is a function: wait for what that returns.
+        """Its policy is a function: wait for its result.
 
-        It is the user's code, so it is called outside: the core asks by an effect and gets the
-        answer as an event. The executor that makes the last call cannot do it: it does not see
-        refused outputs, halved batches and what is restored, which exhaust a record as well.
-        Meanwhile the record waits as for a retry: its lane is blocked, commands work, and a commit
-        remembers it as exhausted, so the next owner asks again.
+        It is user code, so it is called outside: the core requests it by an effect and gets the
+        answer as an event. The executor of the last call cannot call it: it does not see refused
+        outputs, halved batches and restored records, which exhaust a record as well. Meanwhile the
+        record waits as for a retry: its lane is blocked, commands work, and a commit remembers it
+        as exhausted, so the next owner calls the function again.
         """
         decision = failure.decision = failure.decision or Decision()
         decision.policy, decision.asked = None, next(self._numbers)
@@ -397,7 +397,7 @@ class Endings:
         decision = None if failure is None else failure.decision
         if work.state != states.RETRYING or failure is None or decision is None:
             return
-        if decision.asked != answer.number or failure.held:  # a held one is asked for after that
+        if decision.asked != answer.number or failure.held:  # held: called again after the hold
             return
         decision.asked = 0
         work.partition.retried(work)
@@ -432,7 +432,7 @@ class Endings:
             self.handled(work)
         else:
             self._park(work, failure, outcome_failed=True)
-            # What starts again after it was mended shall try again.
+            # After a fix and a restart it must be tried again.
             work.partition.memory.forget(work.record.offset)
             self._state.fail(
                 f"{work.partition.handler.name}: {work.record!r} is exhausted "
@@ -461,11 +461,11 @@ class Endings:
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
         assert work.failure is not None
-        if not is_exported(work):  # else the valve sends it
+        if not is_exported(work):  # otherwise the valve sends it
             self._continue(work, work.failure)
 
     def lost(self, work: Work) -> None:
-        """A record that was released is in the log no more: it counts as skipped."""
+        """A released record no longer exists in the log: it counts as skipped."""
         partition, failure = work.partition, work.failure
         assert failure is not None
         if work.state == states.RETRYING:
@@ -474,22 +474,22 @@ class Endings:
         partition.shelves.let_go(work)
         failure.given_up = "skipped"
         failure.note(self._state.now, "it is not in the log any more")
-        if failure.error is None:  # it came parked
+        if failure.error is None:  # it arrived parked
             failure.replace(USED_UP)
         partition.record_done(work)
         complete(self._state, work)
 
     def _set_release(self, work: Work, failure: Failure, due: float | None = None) -> None:
-        """When the policy releases the record, if it does; `due`: as it was set before."""
+        """Set when the policy releases the record, if it does; `due`: as it was set before."""
         failure.due = self._state.now
         released_at = self._released_at(work, due)
         if released_at is not None:
             self._state.retries.add(released_at, work)
 
     def _released_at(self, work: Work, due: float | None = None) -> float | None:
-        """When its policy releases or exports a parked record; `due`: when it was to be."""
+        """When its policy releases or exports a parked record; `due`: as it was set before."""
         policy = work.given_up_by
-        if policy is None:  # it came parked, and what the function returned is not remembered
+        if policy is None:  # it arrived parked, and the function's result is not remembered
             return due
         if not isinstance(policy, Park):
             return None
@@ -499,10 +499,10 @@ class Endings:
         latest = self._state.now + after_s
         return latest if due is None else min(due, latest)
 
-    # -- what came with the commit -----------------------------------------------------------------
+    # -- restored from the commit ------------------------------------------------------------------
 
     def admit(self, partition: Partition, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        """Records of one poll, ascending; the commit remembers some that are to come."""
+        """Records of one poll, ascending; the commit remembers some of the coming ones."""
         for record, size in zip(records, sizes, strict=True):
             work = partition.admit_one(record, size)
             if work is None:
@@ -511,7 +511,7 @@ class Endings:
                 self.take_in(work)
 
     def take_in(self, work: Work) -> None:
-        """A record came in, and the commit may remember it."""
+        """A record arrived that the commit may remember."""
         partition = work.partition
         known = partition.memory.fetched(work.record[2])
         export = partition.exports.get(partition.lanes.key_of(work.record))
@@ -526,7 +526,7 @@ class Endings:
             self._restore(work, known)
 
     def _join(self, work: Work) -> None:
-        """The record comes into its lane, where it waits if that is held."""
+        """The record joins its lane; it waits if the lane is held."""
         lanes, held = work.partition.lanes, hold_of(self._state, work.partition, work.record)
         if held is not None and lanes.is_next(work):
             lanes.join_waiting(work)
@@ -535,11 +535,11 @@ class Endings:
             lanes.join([work])
 
     def _restore(self, work: Work, known: Remembered) -> None:
-        """It begins with what is remembered of it, and waits for the rest of its time."""
+        """It starts with what is remembered of it, and waits for the rest of its delay."""
         partition, now = work.partition, self._state.now
         known = partition.memory.unless_released(known, partition.lanes.key_of(work.record))
         due = None
-        if known.until_s is not None:  # no commit may put a record off for longer than its cause
+        if known.until_s is not None:  # a commit may not delay a record longer than its cause could
             due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
         released_at, timed = self._released_at(work, due), work.exported_in_time
         if known.parked and released_at is not None and released_at <= now and not timed:
@@ -551,7 +551,7 @@ class Endings:
         spec = partition.handler.spec
         allowed = spec.retry.attempts
         if isinstance(spec.on_exhausted, Stop) and not known.parked:
-            failure.exhausted_by = ""  # what starts again after it was mended shall try again
+            failure.exhausted_by = ""  # after a fix and a restart it must be tried again
         elif not known.parked and allowed is not None and known.attempts >= allowed:
             failure.exhausted_by = failure.exhausted_by or "attempts"
         waits = known.parked or failure.exhausted_by or (due is not None and due > now)
@@ -565,7 +565,7 @@ class Endings:
             partition.park(work)
             self._state.put_away(work)
         else:
-            # What is used up is given up at once, unless it is held.
+            # An exhausted record is given up immediately, unless it is held.
             held = known.held and due is not None and due > now
             failure.own_due = now if due is None or held else due
             failure.held_until = due if held and due is not None else 0.0

@@ -1,10 +1,10 @@
-"""The only door of the core: every event is one method, effects are taken with `take_effects`.
+"""The only entry to the core: every event is one method, effects are taken with `take_effects`.
 
-One owner at a time calls it (`weft.runtime.door`). Each method takes the time, does all that
-follows from the event, starts what may start, and commits what is due. The same calls in the same
-order give the same effects.
+One owner at a time calls it (`weft.runtime.door`). Each method gets the time, does all that follows
+from the event, starts what may start, and commits what is due. The same calls in the same order
+give the same effects.
 
-What it holds is `EngineState` (engine_state.py). All others see what stands under "the view".
+Its data is `EngineState` (engine_state.py). Other packages use only the part named "the view".
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from weft.core.work import Call, Tags, Work
 
 NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}
-_RESUME_EVERY = 64  # completions between two looks at what may be fetched again
+_RESUME_EVERY = 64  # completions between two checks of what may be fetched again
 
 
 class Engine:
-    """Decides what starts, what pauses and what is committed. Holds no clock and does no I/O."""
+    """Decides what starts, what pauses and what is committed. Has no clock and does no I/O."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Engine:
         limits: Limits | None = None,
         size_of: Callable[[Any], int] = lambda _outputs: 0,
     ) -> None:
-        """`size_of`: bytes of a record's share of outputs, which only who made them knows."""
+        """`size_of`: bytes of a record's share of outputs, whose type the core does not know."""
         self.state = EngineState(specs, limits or Limits(), size_of)
         self._endings = Endings(self.state)
         self._batching = Batching(self.state, self._endings)
@@ -64,19 +64,19 @@ class Engine:
     # -- partitions ------------------------------------------------------------------------------
 
     def assigned(self, now: float, assignments: Sequence[Assignment]) -> list[Partition]:
-        """Epochs begin; records of them may be polled from now on."""
+        """Epochs start; records of them may be polled from now on."""
         self.state.now = now
         opened = self._epochs.opened(assignments)
         self._turn()
         return opened
 
     def revoking(self, now: float, partitions: Sequence[Partition]) -> None:
-        """The broker takes these away: nothing new of them starts."""
+        """These are being revoked: nothing new of them starts."""
         self.state.now = now
         self._epochs.revoking(partitions)
 
     def running(self, partitions: Sequence[Partition]) -> list[Work]:
-        """Records of these partitions that are with a handler now."""
+        """Records of these partitions that are in a handler now."""
         works = [work for partition in partitions for work in partition.works()]
         return [work for work in works if work.state == states.RUNNING]
 
@@ -86,9 +86,9 @@ class Engine:
         return self._epochs.last_commit(partitions)
 
     def proof_commit(self, now: float) -> fx.CommitOffsets | None:
-        """A commit without changes: the broker accepts it from members of the group only.
+        """A commit without changes: the broker accepts it only from members of the group.
 
-        The caller sends it; None while every partition has a commit on the way.
+        The caller sends it; None while every partition has a commit in flight.
         """
         self.state.now = now
         return self._commits.proof()
@@ -109,7 +109,7 @@ class Engine:
     ) -> None:
         """Records of one poll, by partition, each ascending, with their sizes in bytes.
 
-        `tags`: of partitions whose handler has functions for that, what they return for each.
+        `tags`: results of the user's functions for each record, if the handler has such functions.
         """
         state = self.state
         state.now = now
@@ -133,7 +133,7 @@ class Engine:
         self._turn()
 
     def reached(self, now: float, ends: Sequence[tuple[Partition, int]]) -> None:
-        """The consumer stands at these positions: nothing is left to read before them."""
+        """The consumer is at these positions: nothing remains to be read before them."""
         self.state.now = now
         for partition, position in ends:
             if partition.state != states.CLOSED:
@@ -149,7 +149,7 @@ class Engine:
         sizes: Sequence[int],
         tags: Sequence[Tags] = (),
     ) -> None:
-        """What was asked for again is here, as far as the log has it; `tags`: see `polled`."""
+        """Refetched records, as far as the log has them; `tags`: see `polled`."""
         self.state.now = now
         self._returns.came(partition, number, records, sizes)
         if tags:
@@ -159,7 +159,7 @@ class Engine:
         self._turn()
 
     def log_ends(self, ends: Sequence[tuple[Partition, int]]) -> None:
-        """The logs of these partitions reach to these offsets."""
+        """The current ends of these partitions' logs."""
         for partition, end in ends:
             partition.log_end = end
 
@@ -171,7 +171,7 @@ class Engine:
         state.now = now
         if state.only is not None:
             state.only.slots.give(count)
-        else:  # each of these had a slot of its own
+        else:  # each of these had its own slot
             for work in (*done, *(ending.work for ending in ended)):
                 work.partition.handler.slots.give()
         if state.budgets:
@@ -183,7 +183,7 @@ class Engine:
         self._turn()
 
     def _paid(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """What these calls mean to the budgets of their handlers."""
+        """Report these calls to the budgets of their handlers."""
         for work in (*done, *(ending.work for ending in ended)):
             if (budget := work.partition.handler.budget) is not None:
                 budget.ended()
@@ -197,7 +197,7 @@ class Engine:
                 budget.wait(ending.budget_s, ending.error)
 
     def charged(self, now: float, charges: Sequence[events.Charged]) -> None:
-        """What calls really cost that run, or have ended."""
+        """The actual cost of calls that run, or have ended."""
         self.state.now = now
         for one in charges:
             budget = self.state.handlers[one.handler].budget
@@ -206,21 +206,21 @@ class Engine:
         self._turn()
 
     def totals_known(self, now: float, totals: Mapping[int, int | None]) -> None:
-        """How many partitions the topics of each handler have; None: that is not known yet."""
+        """How many partitions the topics of each handler have; None: not known yet."""
         self.state.now = now
         self.state.totals = totals
         self.state.divide_budgets()
         self._turn()
 
     def lease_budgets(self, now: float) -> None:
-        """From now on the driver of the fleet lends what may be used of the budgets."""
+        """From now on the fleet's driver lends what may be used of the budgets."""
         self.state.now = now
         for budget in self.state.budgets:
             budget.begin_lease()
         self._turn()
 
     def lent(self, now: float, lents: Sequence[Lent]) -> None:
-        """The driver has lent so much."""
+        """The driver has lent this."""
         self.state.now = now
         named = {budget.spec.name: budget for budget in self.state.budgets}
         for one in lents:
@@ -229,18 +229,18 @@ class Engine:
         self._turn()
 
     def lease_reports(self, now: float, *, lost: bool = False) -> list[LeaseReport]:
-        """What the driver is to know; empty: nothing new since the last, unless these are lost."""
+        """Reports for the driver; empty if nothing is new, unless the last ones were lost."""
         self.state.now = now
         reports = [budget.report(lost=lost) for budget in self.state.budgets]
         return [one for one in reports if one is not None]
 
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
-        """Calls of one handler that were asked for and have not begun: it is not their fault."""
+        """Requested calls of one handler that have not started: their time does not count yet."""
         self.state.now = now
         works[0].partition.handler.slots.not_begun(works, now)
 
     def calls_begun(self, now: float, works: Sequence[Work], ran_s: float) -> None:
-        """Calls of one handler that began only so long ago: their time counts from there."""
+        """Calls of one handler that started only `ran_s` ago: their time-out counts from there."""
         self.state.now = now
         works[0].partition.handler.slots.begun(works, now - ran_s)
         for work in works:
@@ -248,7 +248,7 @@ class Engine:
                 work.since = now - ran_s
 
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """Records of batches that still run were acknowledged: they are done, their slot is not."""
+        """Records acknowledged in running batches: they are done, the slot is still taken."""
         self.state.now = now
         self._endings.done(done)
         self._endings.ended(ended)
@@ -264,9 +264,9 @@ class Engine:
         whole: bool = False,
         call: Call | None = None,
     ) -> None:
-        """One batch call has ended, with what became of the records not acknowledged before.
+        """One batch call has ended, with the results of the records not acknowledged before.
 
-        `call`: which one; not needed where there are such records.
+        `call`: which one; not needed if there are such records.
         """
         self.state.now = now
         self._batching.ended(self.state.handlers[handler], done, ended, whole=whole, call=call)
@@ -282,7 +282,7 @@ class Engine:
         self._turn()
 
     def decided(self, now: float, answers: Sequence[events.Decided]) -> None:
-        """Functions as `on_exhausted` have returned."""
+        """Functions given as `on_exhausted` have returned."""
         self.state.now = now
         for answer in answers:
             self._endings.decided(answer)
@@ -297,7 +297,7 @@ class Engine:
     def committed_read(
         self, now: float, values: Sequence[tuple[Partition, int | None, str]]
     ) -> None:
-        """What the broker holds for commits that were in doubt."""
+        """What the broker stores for commits that were in doubt."""
         self.state.now = now
         for partition, offset, metadata in values:
             self._commits.read_back(partition, offset, metadata)
@@ -316,12 +316,12 @@ class Engine:
         reason: ErrorInfo | None = None,
         maps_too_large: bool = False,
     ) -> None:
-        """A transaction has ended; `refused` are records whose output the broker does not take.
+        """A transaction has ended; `refused` are records whose outputs the broker refuses.
 
         `sent`: the records with outputs, and what was stored of them; `stuck`: those of an aborted
-        one that were neither stored nor refused. `slow`: it was given up because its time was over.
-        `reason`: it was aborted for something that is in it, and none of its outputs was named.
-        `maps_too_large`: it was aborted since the broker does not store an offset map of such a
+        one that were neither stored nor refused. `slow`: it was aborted because it timed out.
+        `reason`: it was aborted because of its content, and none of its outputs was named.
+        `maps_too_large`: it was aborted because the broker does not store an offset map of that
         size.
         """
         self.state.now = now
@@ -347,11 +347,11 @@ class Engine:
         self.state.now = now
         self._endings.retry_due()
         self._commits.in_doubt()
-        # Attempts past their `timeout_s`: ask for their end, once each
+        # Attempts past their `timeout_s`: request their end, once each
         for handler in self.state.handlers:
             for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
-                if work.state != states.RUNNING:  # no record fails by it: a line instead
+                if work.state != states.RUNNING:  # no record fails by it: a log line instead
                     self.state.note(
                         "warning",
                         "batch call runs past its timeout_s, all its records are acknowledged",
@@ -378,7 +378,7 @@ class Engine:
         self._turn()
 
     def next_deadline(self) -> float:
-        """When `tick` has something to do next, as far as is known now."""
+        """When `tick` next has something to do, as far as known now."""
         outages = self.state.outages
         due = [self._commits.next_due(), self.state.retries.next_due(), outages.next_due()]
         for handler in self.state.handlers:
@@ -389,10 +389,10 @@ class Engine:
         return min(time for time in due if time is not None)
 
     def halt(self, now: float, reason: str, *, on: bool) -> None:
-        """Start nothing (or start again) for a reason outside: outputs or results back up."""
+        """Start nothing (or start again) for an external reason: outputs or results back up."""
         self.state.now = now
         (self.state.halts.add if on else self.state.halts.discard)(reason)
-        if on and reason == "membership":  # the process was suspended: our clock may have been, too
+        if on and reason == "membership":  # the process was suspended: perhaps its clock was, too
             for budget in self.state.budgets:
                 budget.lapse()
         self._turn()
@@ -415,25 +415,25 @@ class Engine:
         self._turn()
 
     def grant_ahead(self, now: float, handler: int, count: int) -> None:
-        """So many calls of this handler are granted beyond its concurrency from now on.
+        """Grant so many calls of this handler beyond its concurrency from now on.
 
-        Its executor runs no more together for that: it has the next ones at hand.
+        Its executor does not run more of them together: it only has the next ones available.
         """
         self.state.now = now
         self.state.handlers[handler].grant_ahead(count)
         self._turn()
 
     def let_go(self, now: float, handlers: Collection[int]) -> None:
-        """Records of these handlers wait no longer for a probe (`Hold`, `Brake`)."""
+        """Records of these handlers no longer wait for a probe (`Hold`, `Brake`)."""
         self.state.now = now
         for index in handlers:
             self.state.outages.let_all_go(self.state.handlers[index])
         self._turn()
 
     def obey(self, now: float, commands: Sequence[Command], unix_s: float) -> None:
-        """Commands of a person to lanes and records; each is answered (`effects.Answered`).
+        """Commands of an operator to lanes and records; each is answered (`effects.Answered`).
 
-        `unix_s`: this moment in UNIX seconds, as the times in commands are.
+        `unix_s`: this moment in UNIX seconds, as used for times in commands.
         """
         self.state.now = now
         self.state.set_clock(unix_s)
@@ -453,7 +453,7 @@ class Engine:
         self._turn()
 
     def take_effects(self) -> list[fx.Effect]:
-        """What the runtime must do now, in this order."""
+        """The effects that the runtime must perform now, in this order."""
         return self.state.take_effects()
 
     # -- every turn ends like this -----------------------------------------------------------------
@@ -467,7 +467,7 @@ class Engine:
             if not self._may_start(handler):
                 continue
             if handler.short_of_room:
-                # Records past the reach of the map: so much was done that there may be room.
+                # Records past the reach of the map: enough was done that there may be room.
                 for partition in list(handler.short_of_room):
                     partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
@@ -489,7 +489,7 @@ class Engine:
             self._check_drained()
 
     def _may_start(self, handler: Handler) -> bool:
-        """Nothing stands against starts in general."""
+        """Whether nothing blocks starts in general."""
         state = self.state
         if state.halts or state.stop_mode not in (None, "buffered"):
             return False
@@ -519,7 +519,7 @@ class Engine:
 
     def _check_drained(self) -> None:
         state = self.state
-        # Something is with a handler, on the way to the broker, or waits for a commit.
+        # Something is in a handler, on the way to the broker, or waits for a commit.
         busy = any(
             partition.in_flight or partition.sending or partition.commit.claims
             for partition in state.partitions.values()
@@ -540,16 +540,16 @@ class Engine:
     # -- the view: what others may read (tests/test_core_view.py) ----------------------------------
 
     def report_results(self, *, on: bool) -> None:
-        """Someone reads results, or no one any more."""
+        """Whether finished records are reported as results."""
         self.state.reporting = on
 
     def note(self, level: str, event: str, **fields: Any) -> None:
-        """Ask for a line in the log."""
+        """Request a line in the log."""
         self.state.note(level, event, **fields)
 
     @property
     def has_effects(self) -> bool:
-        """`take_effects` has something."""
+        """Whether `take_effects` would return any."""
         return bool(self.state.effects)
 
     @property
@@ -559,29 +559,29 @@ class Engine:
 
     @property
     def budgets_in_use(self) -> bool:
-        """A call of a handler with a budget runs."""
+        """Whether a call of a handler with a budget runs."""
         return any(budget.in_flight for budget in self.state.budgets)
 
     @property
     def stop_mode(self) -> str | None:
-        """The harshest stop that was asked for."""
+        """The harshest requested stop."""
         return self.state.stop_mode
 
     @property
     def paused(self) -> set[str | None]:
-        """The topics that the user paused; None stands for all (but those resumed since)."""
+        """The topics that the user paused; None means all (except those resumed since)."""
         return self.state.pauses.topics
 
     @property
     def intake_paused(self) -> bool:
-        """Some partition is not fetched since buffers are full."""
+        """Whether a partition is not fetched because buffers are full."""
         return bool(self.state.flow.paused)
 
     def room(self, every: Collection[Partition]) -> Room:
-        """How much may come from anywhere without a pause of the intake."""
+        """How much may arrive from any partition without a pause of the intake."""
         return self.state.flow.room(every)
 
     def under_way(self) -> int:
-        """How many calls are with a handler, and records' outputs with the producer."""
+        """How many calls are in handlers, plus records whose outputs are with the producer."""
         calls = sum(h.slots.taken for h in self.state.handlers)
         return calls + sum(partition.sending for partition in self.state.partitions.values())

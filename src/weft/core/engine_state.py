@@ -1,7 +1,7 @@
-"""What the engine holds: `EngineState`, and the steps on it that several parts of the core share.
+"""The engine's data: `EngineState`, and operations on it that several parts of the core share.
 
-The parts of the core have it in common, and the account (`weft.account`) reads it; all others see
-the view of engine.py.
+The parts of the core share it, and the account (`weft.account`) reads it; other packages use the
+view of engine.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weft.core.spec import HandlerSpec
     from weft.core.work import HeldBy, LaneKey, Work
 
-#: by the handler's delivery, and whether each record is committed by itself
+#: (delivery, whether each record is committed separately) -> class
 _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
     (AT_LEAST_ONCE, False): AtLeastOnce,
     (AT_LEAST_ONCE, True): Each,
@@ -42,7 +42,7 @@ _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
 
 
 class EngineState:
-    """Partitions, handlers, schedules and the effects of the event at hand."""
+    """Partitions, handlers, schedules and the effects of the current event."""
 
     def __init__(
         self, specs: Iterable[HandlerSpec], limits: Limits, size_of: Callable[[Any], int]
@@ -55,13 +55,13 @@ class EngineState:
         #: UNIX seconds at zero of the engine's clock
         self.wall_s = 0.0
         self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
-        #: of these, by name: what some of them share
+        #: budgets that handlers share, by name
         self.budgets = budgets_of(self, self.handlers)
-        #: of each handler, how many partitions its topics have (budgets.py)
+        #: for each handler, how many partitions its topics have (budgets.py)
         self.totals: Mapping[int, int | None] = {}
-        #: the one handler; None where there are more
+        #: the only handler; None if there are more
         self.only = self.handlers[0] if len(self.handlers) == 1 else None
-        #: of each handler
+        #: the rules of each handler's delivery
         self.deliveries: list[Delivery] = [
             _DELIVERIES[h.spec.delivery, h.spec.commit_each](self) for h in self.handlers
         ]
@@ -71,13 +71,13 @@ class EngineState:
         self.retries = RetrySchedule()
         self.flow = Flow(limits)
         self.outages = Outages(self)
-        #: asked for so far and not taken by the runtime yet
+        #: requested and not taken by the runtime yet
         self.effects: list[fx.Effect] = []
-        #: ask the runtime for something; the list's own, for it is called in every turn
+        #: adds an effect; the list's own method, as it is called in every turn
         self.emit: Callable[[fx.Effect], None] = self.effects.append
         #: held lanes, by topic, partition (None: all) and key
         self.holds: dict[tuple[str, int | None, bytes], HeldBy] = {}
-        #: attempts of ended epochs that still run, by where they came from
+        #: attempts of ended epochs that still run, by partition and lane
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
         self.claiming: dict[Partition, None] = {}
@@ -86,35 +86,35 @@ class EngineState:
         #: partitions with lanes that are exported (valve.py), and records parked for too long
         self.exporting: dict[Partition, None] = {}
         self.overdue: list[Work] = []
-        #: when a dead letter was refused last
+        #: time of the last refused dead letter
         self.refused_at = -inf
         #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
         self.pauses = Pauses()
-        #: someone reads results: every finished record is reported
+        #: results are read: every finished record is reported
         self.reporting = False
         self.stop_mode: str | None = None
         self.drained = False
         self.fatal: fx.Fatal | None = None
-        #: of each handler the batches that were not called yet, by group
+        #: for each handler the open batches, by group
         self.open_batches: list[dict[Any, Gathering]] = [{} for _ in self.handlers]
-        #: finished since the last commit was built
+        #: records finished since the last commit was built
         self.finished_since_commit = 0
-        #: what failing records have in common
+        #: texts that failing records have in common
         self.texts = SharedTexts()
-        #: things that are counted but belong to no handler, by name
+        #: counts that belong to no handler, by name
         self.counts: Counter[str] = Counter()
 
     # -- effects ---------------------------------------------------------------------------------
 
     def take_effects(self) -> list[fx.Effect]:
-        """What was asked for since the last time, in this order."""
+        """The effects requested since the last call, in order."""
         effects, self.effects = self.effects, []
         self.emit = self.effects.append
         return effects
 
     def note(self, level: str, event: str, **fields: Any) -> None:
-        """Ask for a line in the log."""
+        """Request a line in the log."""
         self.emit(fx.Note(level, event, fields))
 
     def report(
@@ -124,14 +124,14 @@ class EngineState:
         error: ErrorInfo | None = None,
         outputs: Any = (),
     ) -> None:
-        """Report what became of the record, where someone reads results."""
+        """Report the record's outcome, if results are read."""
         if self.reporting:
             self.emit(fx.Finished(work, outcome, error, outputs, work.record))
 
     def trouble(self, work: Work, outcome: fx.Trouble, error: ErrorInfo | None = None) -> None:
-        """An attempt failed, or the record is given up: something for the log.
+        """Report a failed attempt, or a record that is given up, for the log.
 
-        `error`: as the attempt ended with it; else what is kept of the last one.
+        `error`: the error of this attempt; otherwise the last one that was kept.
         """
         failure = work.failure
         assert failure is not None
@@ -148,13 +148,13 @@ class EngineState:
     # -- what is shared --------------------------------------------------------------------------
 
     def closing(self, partitions: Sequence[Partition]) -> None:
-        """Nothing of these that has not begun will begin in this epoch."""
+        """Records of these partitions that have not started will not start in this epoch."""
         for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
             if ours := [one for one in partitions if one.handler is handler]:
                 delivery.closing(ours)
 
     def divide_budgets(self) -> None:
-        """Partitions came or went: each budget's share may be another."""
+        """Partitions were assigned or revoked: update each budget's share."""
         if self.budgets:
             divide(self, self.totals)
 
@@ -172,31 +172,31 @@ class EngineState:
         self.claiming[work.partition] = None
 
     def unclaim(self, partition: Partition) -> None:
-        """Claims of this partition were taken or withdrawn: it is looked at no more without any."""
+        """Claims of this partition were removed: it leaves the list if it has none."""
         if not partition.commit.claims:
             self.claiming.pop(partition, None)
 
     def hold_lanes(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
         """These attempts outlive their epoch: their lanes wait for them in the next one."""
-        # Held lanes of still older epochs stay held by the attempt that runs there.
+        # Lanes held since older epochs stay held by the attempt that runs there.
         if running:
             self.orphans.setdefault(where, {}).update(running)
 
     def put_away(self, work: Work) -> None:
-        """Of what is parked or held only offsets are kept, where it can be fetched again."""
+        """Keep only offsets of a parked or held lane, if it can be fetched again."""
         if self.limits.forget_parked and not is_exported(work):
             work.partition.shelves.put_away(work)
             self.watch_shelves(work.partition, on=True)
 
     def watch_shelves(self, partition: Partition, *, on: bool) -> None:
-        """It has records that are kept as offsets, or none any more."""
+        """Whether the partition has records that are kept as offsets."""
         if on:
             self.shelving[partition] = None
         else:
             self.shelving.pop(partition, None)
 
     def let_go(self, work: Work) -> bool:
-        """Such an attempt has ended; False where its lane waits for another one, or for none."""
+        """Such an attempt has ended; False if its lane waits for another one, or for none."""
         where = (work.record.topic, work.record.partition)
         orphans = self.orphans.get(where, {})
         key = work.partition.lanes.key_of(work.record)
@@ -208,9 +208,9 @@ class EngineState:
         return True
 
     def set_clock(self, unix_s: float) -> None:
-        """Now, in UNIX seconds."""
+        """Set the engine's clock against UNIX seconds."""
         self.wall_s = unix_s - self.now
 
     def count(self, name: str, times: int = 1) -> None:
-        """Something happened that belongs to no handler."""
+        """Count something that belongs to no handler."""
         self.counts[name] += times

@@ -1,9 +1,8 @@
-"""Partitions that come and go.
+"""Assignment and end of partition epochs.
 
-Every completion, acknowledgement and commit answer leads back to the `Partition` object it
-belongs to. When an epoch ends its object is closed, and whatever still comes back for it is
-counted and dropped: the broker itself accepts commits from a member that has just lost the
-partition, so this fence is ours.
+Every completion, acknowledgement and commit answer refers to its `Partition` object. When an epoch
+ends its object is closed, and whatever still comes for it is counted and dropped: the broker
+accepts commits from a member that has just lost the partition, so Weft needs its own fence.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Epochs:
         self._batching = batching
 
     def opened(self, assignments: Sequence[Assignment]) -> list[Partition]:
-        """Begin an epoch for each; an epoch of the same partition that is still open is lost."""
+        """Open an epoch for each; an epoch of the same partition that is still open is lost."""
         state = self._state
         opened = []
         for new in assignments:
@@ -71,17 +70,16 @@ class Epochs:
         return opened
 
     def revoking(self, partitions: Iterable[Partition]) -> None:
-        """The partitions are being taken away: start nothing new of them."""
+        """The partitions are being revoked: start nothing new of them."""
         going = [partition for partition in partitions if partition.state == states.OPEN]
         for partition in going:
             partition.move(states.REVOKING)
         self._state.closing(going)
 
     def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
-        """What to commit for partitions that are about to be closed; the caller sends it itself.
+        """The last commit of partitions that are about to be closed; the caller sends it.
 
-        A commit that is still on the way does not hold this one back; the caller has waited for it
-        as long as it may.
+        A commit in flight does not delay it; the caller has waited for that one as long as it may.
         """
         partitions = list(partitions)
         self._state.closing(partitions)
@@ -112,7 +110,7 @@ class Epochs:
         state.divide_budgets()
 
     def _drop(self, partition: Partition) -> None:
-        """Everything that waits is forgotten; what runs is fenced and holds its lane."""
+        """Drop everything that waits; running records are fenced and hold their lanes."""
         running: dict[LaneKey, Work] = {}
         for work in partition.works():
             if work.state == states.RUNNING:
@@ -138,27 +136,27 @@ class Epochs:
 class Found:
     """The broker's data about a partition when it is assigned."""
 
-    #: the group's committed offset; None when there is none
+    #: the group's committed offset; None if there is none
     committed: int | None
     metadata: str
     log_start: int
     log_end: int
-    #: where auto.offset.reset points, for a partition without a committed offset; None: "error"
+    #: the offset for auto.offset.reset, for a partition without a committed one; None: "error"
     reset_to: int | None
-    #: more than the group has committed is known to be done: commit it
+    #: more is known to be done than the group has committed: commit it
     untold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin and what of it is done already."""
+    """Where to start, and what is done already."""
 
     offset: int
     restored_top: int | None = None
     restored_not_done: tuple[int, ...] = ()
     commit_start: bool = False
     remembered: tuple[Remembered, ...] = ()
-    #: what a person should know, empty when nothing
+    #: a warning for the log, if any
     warning: str = ""
 
 
@@ -200,7 +198,7 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         restored = OffsetMap("none", found.committed, found.committed - 1, ())
     problem = restored.rider.problem
     if found.committed < found.log_start:
-        # Retention deleted records that were not done; the rest of the map still holds
+        # Retention deleted records that were not done; the rest of the map is still valid
         start = found.log_start
         top = max(restored.highest_seen, start - 1)
         left = tuple(offset for offset in restored.not_done if offset >= start)

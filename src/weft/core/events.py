@@ -1,7 +1,6 @@
-"""All that goes in: what is reported to the engine, beside records, offsets and times.
+"""All input of the engine, besides records, offsets and times.
 
-`Engine` has one method for each event; these are what the methods take. What comes out is in
-effects.py.
+`Engine` has one method per event; these are their arguments. The output is in effects.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One partition that was assigned, with the place it starts from (see `epochs.resolve`)."""
+    """One assigned partition with its start position (see `epochs.resolve`)."""
 
     topic: str
     partition: int
@@ -32,15 +31,15 @@ class Assignment:
     start: int
     restored_top: int | None = None
     restored_not_done: tuple[int, ...] = ()
-    #: there was no committed offset: commit the start at once, so that a crash before the first
-    #: commit does not skip (with "latest") what came meanwhile
+    #: there was no committed offset: commit the start immediately, so that a crash before the
+    #: first commit does not skip (with "latest") records that came meanwhile
     commit_start: bool = False
-    #: what the group has committed for it, and the end of its log, as far as known; else -1
+    #: what the group has committed for it, and the end of its log, if known; else -1
     committed: int = -1
     log_end: int = -1
     #: what the commit remembers of records that are not done, ascending
     remembered: tuple[Remembered, ...] = ()
-    #: this moment in UNIX seconds: times in commits are such
+    #: this moment in UNIX seconds, as used for times in commits
     unix_s: float = 0.0
 
 
@@ -48,7 +47,7 @@ class Assignment:
 
 
 class Pause(NamedTuple):
-    """Nothing of this topic, of this handler, or of anything (both None) starts."""
+    """Nothing of this topic, of this handler, or at all (both None) starts."""
 
     topic: str | None = None
     handler: int | None = None
@@ -57,12 +56,12 @@ class Pause(NamedTuple):
     reason: str = ""
 
     def holds(self, topic: str, handler: int) -> bool:
-        """Whether a partition of this topic and handler is meant."""
+        """Whether it concerns a partition of this topic and handler."""
         return self.topic in (None, topic) and self.handler in (None, handler)
 
 
 class Tuning(NamedTuple):
-    """What is set of one handler; None: as it was declared."""
+    """Settings of one handler by command; None: as declared."""
 
     concurrency: int | None = None
     rate_limit_per_s: float | None = None
@@ -71,7 +70,7 @@ class Tuning(NamedTuple):
 
 
 class Steering(NamedTuple):
-    """All that is in force by command. What is not in it has ended or was never asked for."""
+    """All commands in force. One that is missing has ended or was never given."""
 
     pauses: tuple[Pause, ...] = ()
     #: by the number of the handler
@@ -91,13 +90,13 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The call failed. `delay_s` is what RetryAfter or the policy's callable asked for."""
+    """The call failed. `delay_s`: from RetryAfter or the policy's callable."""
 
     work: Work
     error: ErrorInfo
     final: bool = False
     delay_s: float | None = None
-    #: `Hold.on` names the error
+    #: whether `Hold.on` names the error
     away: bool = False
     #: the service asks its callers to wait so long (RetryAfter, or a 429's Retry-After): nothing
     #: else of the handler's budget starts before
@@ -111,31 +110,31 @@ class GivenBack(NamedTuple):
 
 
 class Charged(NamedTuple):
-    """What the call of a record really costs, as its handler found out (`record.charge`)."""
+    """The actual cost of a record's call, as its handler reports it (`record.charge`)."""
 
     handler: int
     topic: str
     partition: int
     offset: int
     cost: float
-    #: what this call reported before, if it did
+    #: the cost that this call reported before, if any
     before: float | None = None
 
 
 class Decided(NamedTuple):
-    """What a function as `on_exhausted` returned for a record (`effects.AskExhausted`)."""
+    """The result of an `on_exhausted` function for a record (`effects.AskExhausted`)."""
 
     work: Work
     number: int
-    #: None: it raised, or what it returned is no outcome
+    #: None: it raised, or its result is no outcome
     outcome: GivenUp | Retry | None
-    #: why, then
+    #: the reason, then
     error: ErrorInfo | None = None
-    #: what a callable in `Retry(delay_s=)` asked for
+    #: from a callable in `Retry(delay_s=)`
     delay_s: float | None = None
 
 
-#: how a call ended that did not just return
+#: how a call ended that did not simply return
 Ended = Returned | Failed | GivenBack
 
 # -- commands --------------------------------------------------------------------------------------
@@ -153,27 +152,27 @@ class Target(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What a person wants of a lane or a record; answered with `Answered`."""
+    """An operator's request for a lane or a record; answered with `Answered`."""
 
     action: Action
     target: Target
     id: str = ""
-    #: "hold": until then, UNIX seconds
+    #: "hold": its end, in UNIX seconds
     until_s: float = 0.0
     reason: str = ""
-    #: "redo": as the log has it; None: the log has it no more
+    #: "redo": as read from the log; None: the log does not have it any more
     record: Record | None = None
-    #: the sender, by its own account
+    #: the sender's name, as given
     claimed_by: str = ""
-    #: only the answer, as it would be now: nothing changes
+    #: a dry run: only the answer, nothing changes
     dry: bool = False
 
 
 # -- answers of the broker -------------------------------------------------------------------------
 
-#: what was stored of a record's outputs, or why it was not
+#: the stored outputs of a record, or why they were not stored
 OutputsAnswer = tuple["Work", tuple[Sent, ...], ErrorInfo | None]
-#: a record whose outputs did not get through a transaction, and the reason
+#: a record whose outputs failed in a transaction, and the reason
 Stuck = tuple["Work", ErrorInfo]
 Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
 

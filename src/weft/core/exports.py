@@ -1,4 +1,4 @@
-"""A parked lane on its way to the topic of `Park(export=...)`; valve.py decides which and when."""
+"""A parked lane that goes to the topic of `Park(export=...)`; valve.py decides which and when."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class Export:
     def __init__(self, key: LaneKey, topic: str, why: str, head: Work, left: list[int]) -> None:
         self.key = key
         self.topic = topic
-        #: in words, for views
+        #: as text, for views
         self.why = why
         self.first = left[0]
-        #: what goes next; None while that is only known by its offset, or nothing is left
+        #: the next record; None while only its offset is known, or none remains
         self.head: Work | None = head
         #: offsets that were not sent, in the order of the lane
         self.left = dict.fromkeys(left)
-        #: went last
+        #: the last record that was sent
         self.sent: Work | None = None
-        #: the record that was parked only to go next
+        #: the record that was parked only to be sent next
         self.parked: Work | None = None
-        #: that waited with what came of it: how its attempts were used up, or ""; None: it did not
+        #: how its attempts had been used up, or ""; None: it was not restored as exhausted
         self.came: str | None = None
-        #: the same of one that is kept as an offset, and what was remembered of it before
+        #: the same for a record that is kept as an offset, and what was remembered of it before
         self.expected = -1
         self.known: Remembered | None = None
 
     def awaits(self, work: Work) -> bool:
-        """The record that came in is to be parked: it goes next."""
+        """Whether the record that arrived is the one to park: it goes next."""
         offset = work.record[2]
         head = self.head
         over = head is None or (head.state in FINISHED and behind(head) is None)
@@ -67,12 +67,12 @@ class Export:
         return True
 
     def has(self, offset: int) -> bool:
-        """It is exported with the lane, or on its way."""
+        """Whether it is exported with the lane, or being sent."""
         return offset in self.left or (self.sent is not None and self.sent.record[2] == offset)
 
 
 def behind(work: Work) -> Work | None:
-    """The next of its lane that is not finished with."""
+    """The next unfinished record of its lane."""
     if work.failure is not None and work.failure.left_lane:
         return None
     following = work.next
@@ -82,20 +82,20 @@ def behind(work: Work) -> Work | None:
 
 
 def under_export(partition: Partition, key: LaneKey | None, offset: int | None) -> bool:
-    """A lane, or a record, is on its way to the topic."""
+    """Whether a lane, or a record, is being exported."""
     if offset is None:
         return key in partition.exports
     return any(export.has(offset) for export in partition.exports.values())
 
 
 def is_exported(work: Work) -> bool:
-    """The record is on its way there."""
+    """Whether the record is being exported."""
     exports = work.partition.exports
     return bool(exports) and under_export(work.partition, None, work.record[2])
 
 
 def park_with_lane(state: EngineState, work: Work) -> None:
-    """A queued record behind one that is exported."""
+    """Park a queued record behind one that is exported."""
     failure = work.failure = work.failure or Failure(state.texts)
     failure.exhausted_by = failure.exhausted_by or "policy"
     failure.due = state.now
@@ -104,7 +104,7 @@ def park_with_lane(state: EngineState, work: Work) -> None:
 
 
 def wait_with_lane(state: EngineState, work: Work, came: str) -> None:
-    """It is not exported after all, and waits as it came, behind the parked record."""
+    """It is not exported after all, and waits as it arrived, behind the parked record."""
     partition, failure = work.partition, work.failure
     assert failure is not None
     partition.unpark(work)

@@ -1,9 +1,9 @@
 """When to pause and resume the fetch of a partition: two budgets, with hysteresis.
 
-Healthy records and the records of failing lanes are charged apart, so that lanes that fail for
-ever fill their own budget and never stop the intake of the others. Of each budget one half is
-shared out equally and kept for its partition; the other half is for any that needs it. So a busy
-partition may take three quarters and more, and the budget is never exceeded by more than a poll.
+Healthy records and the records of failing lanes are charged separately, so that lanes that always
+fail fill their own budget and never stop the intake of the others. One half of each budget is
+divided equally among the partitions; the other half is for any that needs it. So a busy partition
+may take three quarters and more, and the budget is never exceeded by more than a poll.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from weft.core.spec import Limits
 
 
-KEPT_SHARE = 0.5  # of a budget: divided equally, no other may have it
-RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before half is gone
+KEPT_SHARE = 0.5  # of a budget: divided equally, reserved for each partition
+RESUME_SHARE = 0.5  # a resume fetches again what the pause discarded: not before half is free
 BLOCKED_RESUME_SHARE = 0.75
 ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4
 BLOCKED_BYTES_SHARE = 0.25
@@ -35,11 +35,11 @@ class _Resume:
 
 
 class Room(NamedTuple):
-    """What may still come in before a partition has to be paused."""
+    """How much may still arrive before a partition has to be paused."""
 
     #: of the budget
     share: float
-    #: whatever partition they are of, and as large as those that are there
+    #: records of any partition, of the present average size
     records: int
 
 
@@ -68,7 +68,7 @@ class Flow:
         )
 
     def _roomy(self, every: Collection[Partition], part: int = 2) -> bool:
-        """At a glance: less than half (or this part) of either budget is taken: none is full."""
+        """A quick check: less than half (or 1 / part) of each budget is taken, so none is full."""
         limits = self.limits
         return (
             part * sum([len(p.offsets.incomplete) for p in every]) < limits.buffer_records
@@ -77,13 +77,13 @@ class Flow:
         )
 
     def room(self, every: Collection[Partition]) -> Room:
-        """How much may come from anywhere without a pause."""
+        """How much may arrive from any partition without a pause."""
         limits = self.limits
-        if self._roomy(every, 4):  # half may be kept, a quarter is taken
+        if self._roomy(every, 4):  # half may be reserved, a quarter is taken
             return Room(0.25, limits.buffer_records // 4 - 1)
         kept = KEPT_SHARE / len(every)
         share = 1.0 - sum([max(self._healthy(p), kept) for p in every])
-        # at_most_once: what is marked as started is not incomplete, and in memory.
+        # at_most_once: records that are marked as started are not incomplete, and in memory.
         records = sum([len(p.offsets.incomplete) + len(p.commit.marked) for p in every])
         each = sum([p.bytes for p in every]) / max(1, records)
         most = min(limits.buffer_records, limits.buffer_bytes * ACTIVE_BYTES_SHARE / max(1.0, each))
@@ -96,8 +96,8 @@ class Flow:
         if self._roomy(every):
             return []
         kept = KEPT_SHARE / len(every)
-        alone = 1.0 - KEPT_SHARE + kept  # what one partition may have in all
-        # What is kept for a partition counts as taken, whether it is there or not.
+        alone = 1.0 - KEPT_SHARE + kept  # the most that one partition may have
+        # The reserved part of a partition counts as taken, whether it is used or not.
         healthy_full = sum(max(self._healthy(p), kept) for p in every) >= 1.0
         blocked_full = sum(max(self._blocked(p), kept) for p in every) >= 1.0
         pause = []

@@ -1,8 +1,8 @@
 """Holds: a lane, or one record, that starts nothing until a time.
 
-A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. Of
-a held lane that is the first record that has not begun; what comes later stands behind it, or is
-held when it comes (`hold_back`). So the hot paths know nothing of holds. As of a parked lane, only
+A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. In
+a held lane that is the first record that has not started; later ones wait behind it, or are held
+when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked lane, only
 offsets are kept of a held one (shelves.py).
 """
 
@@ -22,14 +22,14 @@ HOLD_MAX_S = 30 * 86_400.0
 
 
 def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
-    """The hold of a record's lane; None where there is none, or it is over."""
+    """The hold of a record's lane; None if there is none, or it is over."""
     holds = partition.holds
     found = holds.get(partition.lanes.key_of(record)) if holds else None
     return None if found is None or found.until <= state.now else found
 
 
 def hold_back(state: EngineState, work: Work) -> bool:
-    """Where the lane of a queued record is held, it waits for the end of that."""
+    """If the lane of a queued record is held, it waits for the end of the hold."""
     found = hold_of(state, work.partition, work.record)
     if found is not None:
         hold(state, work, found)
@@ -37,7 +37,7 @@ def hold_back(state: EngineState, work: Work) -> bool:
 
 
 def hold_behind(state: EngineState, work: Work) -> None:
-    """The same for one behind another record of its lane that is under way: before its turn."""
+    """The same for one behind a running record of its lane, before its turn comes."""
     found = hold_of(state, work.partition, work.record)
     if found is not None:
         work.partition.lanes.behind.add(work)
@@ -45,7 +45,7 @@ def hold_behind(state: EngineState, work: Work) -> None:
 
 
 def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> None:
-    """This queued record, in its chain and nowhere else, does not start before the hold is over.
+    """Hold this queued record, which is in its chain and nowhere else, until the hold is over.
 
     `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
     """

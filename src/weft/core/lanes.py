@@ -7,7 +7,7 @@ in `tails`. Only the head may be anywhere but in the chain::
       │
       ├ ready    may start, oldest first              ├ held     an old epoch's attempt still runs
       ├ far      the offset map has no room for it    │
-      ├ aside    what its handler calls is away       └ or it has begun: where its state says
+      ├ aside    an outage (`hold=`)                  └ or it has started: see its state
       └ unpaid   its budget lets others start first
 
 Invariants (`simulators/core/invariants.py` recounts them):
@@ -16,9 +16,9 @@ Invariants (`simulators/core/invariants.py` recounts them):
    (batching.py), and no other record of its lane is in any: that is the key order.
 2. `ready`, `far`, `aside` and `unpaid` hold queued records only; in `held` a lane may wait without
    a head.
-3. A record without a key, or with ordering="unordered", is a lane of its own and in no `tails`.
-4. In a batch call several records of a lane are under way; `Call.order` says which one each
-   follows, and the lane continues past the last of them (`_skip_finished`).
+3. A record without a key, or with ordering="unordered", is a separate lane and in no `tails`.
+4. In a batch call several records of a lane run together; `Call.order` has each one's predecessor,
+   and the lane continues past the last of them (`_skip_finished`).
 
 A lane with a failing record is charged to the budget of failing records, so that it never stops
 the intake of others. It gets one `LaneCharge`, shared by the records in it and those that join
@@ -56,21 +56,21 @@ class Lanes:
     tails: dict[LaneKey, Work] = field(default_factory=dict)
     #: heads of lanes that may start, oldest first
     ready: deque[Work] = field(default_factory=deque)
-    #: takes the oldest of them; the deque's own, for it is called once a record
+    #: takes the oldest of them; the deque's own method, as it is called once per record
     take_one: Callable[[], Work] = field(init=False)
-    #: records that may not start when their turn comes (parked or waiting since before they came
-    #: in), as long as they are behind others of their lane
+    #: records that may not start when their turn comes (parked or waiting since before they
+    #: arrived), as long as they are behind others of their lane
     behind: set[Work] = field(default_factory=set)
-    #: ready, but past what the map has room for, by offset; and a heap of these offsets, in which
-    #: some may stand that wait no longer
+    #: ready, but past the room of the map, by offset; and a heap of these offsets, in which some
+    #: may be outdated
     far: dict[int, Work] = field(default_factory=dict)
     _far_order: list[int] = field(default_factory=list)
-    #: lanes that are parked or held, or were, with records that are kept as offsets (shelves.py)
+    #: parked or held lanes, present or former, with records that are kept as offsets (shelves.py)
     shelves: dict[LaneKey, Shelf] = field(default_factory=dict)
-    #: of these: released heads without their bytes, and lanes whose chain has come to its end
+    #: of these: released heads without their bytes, and lanes whose chain is at its end
     wanted: dict[Work, None] = field(default_factory=dict)
     dry: dict[LaneKey, None] = field(default_factory=dict)
-    #: ready, but what the handler calls for them is away (outages.py), by offset
+    #: ready, but in an outage (outages.py), by offset
     aside: dict[int, Work] = field(default_factory=dict)
     #: ready, and in a queue of its handler's budget (budgets.py), by offset
     unpaid: dict[int, Work] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Lanes:
     # -- joining -----------------------------------------------------------------------------------
 
     def join(self, works: Sequence[Work]) -> None:
-        """Records that came in, ascending: each goes to the end of its lane."""
+        """Records that arrived, ascending: each goes to the end of its lane."""
         if self.held:
             for work in works:
                 self._join_one(work)
@@ -103,7 +103,7 @@ class Lanes:
                 self._append(ONE_LANE, work)
 
     def _join_by_key(self, works: Sequence[Work]) -> None:
-        # The hottest loop of the core: two dictionary calls and one link a record.
+        # The hottest loop of the core: two dictionary calls and one link per record.
         tails, append = self.tails, self.ready.append
         for work in works:
             key = work.record[4]
@@ -120,14 +120,14 @@ class Lanes:
                     self._charge(work, tail.charge)
 
     def _join_one(self, work: Work, *, waits: bool = False) -> None:
-        """The same of one record, where an old attempt may hold the lane.
+        """The same for one record, whose lane an old attempt may hold.
 
         `waits`: it may not start when its turn comes.
         """
         key = self.key_of(work.record)
         if not isinstance(key, int):
             self._append(key, work, waits=waits)
-        elif key in self.held:  # a lane of its own: not in `tails`
+        elif key in self.held:  # a separate lane: not in `tails`
             self.held[key] = work
             if waits:
                 self.behind.add(work)
@@ -135,7 +135,7 @@ class Lanes:
             self.ready.append(work)
 
     def is_next(self, work: Work) -> bool:
-        """A record that comes in would be the first of its lane that has not begun."""
+        """Whether an arriving record would be the first of its lane that has not started."""
         key = self.key_of(work.record)
         if isinstance(key, int):
             return False
@@ -146,7 +146,7 @@ class Lanes:
         return tail.state == states.RETRYING and tail.failure is not None and not tail.failure.held
 
     def join_waiting(self, work: Work) -> None:
-        """A record that may not start when its turn comes: its lane waits for it from then on."""
+        """Add a record that may not start when its turn comes: then its lane waits for it."""
         self._join_one(work, waits=True)
 
     def _append(self, key: LaneKey, work: Work, *, waits: bool = False) -> None:
@@ -166,19 +166,19 @@ class Lanes:
             self.behind.add(work)
 
     def rejoin(self, work: Work) -> None:
-        """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
+        """The lane has continued past this record (exactly_once): it goes to the lane's end."""
         self.discharge(work)
         work.next = None
         self._join_one(work)
 
     def discharge(self, work: Work) -> None:
-        """The budget of failing records no longer pays for one that its lane has gone on past."""
+        """The budget of failing records no longer pays for a record that its lane has passed."""
         if work.charge is not None:
             self._uncharge(work, work.charge)
             work.charge = None
 
     def put_behind(self, before: Work, work: Work) -> None:
-        """A record that is handled again comes next after this one."""
+        """Insert a record that is handled again directly after this one."""
         work.next, before.next = before.next, work
         key = self.key_of(work.record)
         if self.tails.get(key) is before:
@@ -187,7 +187,7 @@ class Lanes:
             self._charge(work, before.charge)
 
     def put_first(self, work: Work, head: Work | None) -> bool:
-        """It may start before all others; False where the head of its lane waits elsewhere."""
+        """Make it the first that may start; False if the head of its lane waits elsewhere."""
         key = self.key_of(work.record)
         if head is None:
             if not isinstance(key, int):
@@ -219,7 +219,7 @@ class Lanes:
         return [take_one() for _ in range(most)]
 
     def leave(self, work: Work) -> bool:
-        """The record leaves the head of its lane; True when the next one is ready by that."""
+        """The record leaves the head of its lane; True if that makes the next one ready."""
         if work.charge is not None:
             self._uncharge(work, work.charge)
         following = work.next
@@ -228,7 +228,7 @@ class Lanes:
                 return False  # an earlier record of its batch is not done: the lane waits for it
             work, following = self._skip_finished(work)
         if following is not None:
-            if following.state != states.QUEUED:  # it is in the same batch as this one, or waits
+            if following.state != states.QUEUED:  # it is in the same batch, or waits
                 if self.behind:
                     self._reached(following)
                 return False
@@ -237,7 +237,7 @@ class Lanes:
         tails = self.tails
         if tails:
             key = work.record[4] if self._ordering == KEY else ONE_LANE
-            # A null key has no lane to remove; with charge gone the lane is forgotten whole.
+            # A null key has no lane to remove; with the charge gone the lane is forgotten.
             if key is not None and tails.get(key) is work:
                 del tails[key]
                 if self.shelves:
@@ -245,7 +245,7 @@ class Lanes:
         return False
 
     def look(self, key: LaneKey) -> None:
-        """Whether a lane has come to the end of its chain, or also of its shelf."""
+        """Check whether a lane is at the end of its chain, or also of its shelf."""
         shelf = self.shelves.get(key)
         if shelf is None:
             return
@@ -255,7 +255,7 @@ class Lanes:
             self.dry[key] = None
 
     def cut_behind(self, head: Work, key: LaneKey) -> list[Work]:
-        """The end of a lane's chain, as far as nothing is known of these records: they leave it."""
+        """Remove the end of a lane's chain, from the first record on of which nothing is known."""
         last, following = head, head.next
         while following is not None:
             fresh = following.state == states.QUEUED and following.failure is None
@@ -284,7 +284,7 @@ class Lanes:
         return cut
 
     def let_go(self, key: LaneKey) -> bool:
-        """The old attempt that held this lane has ended; True when its head is ready by that."""
+        """The old attempt that held this lane has ended; True if that makes its head ready."""
         head = self.held.pop(key, None)
         if head is None:
             return False
@@ -301,10 +301,10 @@ class Lanes:
             self.block(work)
 
     def may_go(self, work: Work) -> None:
-        """It may start now: when its turn comes, or at once."""
+        """It may start now: immediately, or when its turn comes."""
         if work in self.behind:
             self.behind.remove(work)
-        elif not follows(work):  # else it is next when that one is done
+        elif not follows(work):  # otherwise it is next when that one is done
             self.ready.append(work)
 
     def clear(self) -> None:
@@ -324,7 +324,7 @@ class Lanes:
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 
     def put_back(self, heads: Iterable[Work]) -> None:
-        """Heads that were taken and did not begin: in front of all others, in this order."""
+        """Heads that were taken and did not start: in front of all others, in this order."""
         self.ready.extendleft(reversed(list(heads)))
 
     def put_far(self, work: Work) -> None:
@@ -334,7 +334,7 @@ class Lanes:
 
     @property
     def nearest_far(self) -> int:
-        """The lowest offset that waits for room; -1: none does."""
+        """The lowest offset that waits for room; -1 if none does."""
         far, order = self.far, self._far_order
         while order and order[0] not in far:
             heappop(order)
@@ -347,16 +347,16 @@ class Lanes:
             self.ready.append(work)
 
     def put_aside(self, work: Work) -> None:
-        """Its turn has come, and what its handler calls is away: its lane waits."""
+        """Its turn has come during an outage: its lane waits."""
         self.aside[work.record[2]] = work
         self.block(work)
 
     def is_aside(self, work: Work) -> bool:
-        """It was put aside, and waits there still."""
+        """Whether it was put aside and still waits there."""
         return self.aside.get(work.record[2]) is work
 
     def drop_aside(self, work: Work) -> None:
-        """It leaves for somewhere else."""
+        """It leaves for another place."""
         del self.aside[work.record[2]]
 
     def readmit(self, work: Work) -> None:
@@ -365,13 +365,13 @@ class Lanes:
         self.ready.append(work)
 
     def is_unpaid(self, work: Work) -> bool:
-        """It is in a queue of its handler's budget."""
+        """Whether it is in a queue of its handler's budget."""
         return self.unpaid.get(work.record[2]) is work
 
     # -- several of a lane in one batch ------------------------------------------------------------
 
     def _skip_finished(self, work: Work) -> tuple[Work, Work | None]:
-        """Past records of the same batch that were done before this one, their predecessor."""
+        """Skip records of the same batch that were done before this one, their predecessor."""
         following = work.next
         while following is not None and unfollow(following):
             if following.state not in (states.DONE, states.PENDING):
@@ -380,7 +380,7 @@ class Lanes:
         return work, following
 
     def mate_runs(self, work: Work) -> bool:
-        """A later record of its lane is still in the batch call that this one was in."""
+        """Whether a later record of its lane is still in the batch call that this one was in."""
         following = work.next
         while following is not None and follows(following):
             if following.state == states.RUNNING:
@@ -405,7 +405,7 @@ class Lanes:
                     charge.records += 1
                     charge.bytes += member.size
                 member = member.next
-        # Of a parked head: nothing of the lane moves any more, whatever one behind it in its batch
+        # With a parked head nothing of the lane moves any more, whatever one behind it in its batch
         # does later.
         if not follows(work):
             charge.parked = work.state == states.PARKED and work not in self.behind
@@ -423,7 +423,7 @@ class Lanes:
             self.blocked_bytes += more if charge.blocked else 0
 
     def _charge(self, work: Work, charge: LaneCharge) -> None:
-        """A record comes into a lane that has a charge."""
+        """A record joins a lane that has a charge."""
         work.charge = charge
         charge.records += 1
         charge.bytes += work.size
@@ -445,17 +445,17 @@ class Lanes:
 
 
 def follows(work: Work) -> bool:
-    """Another record of its lane, in the same batch, is not finished with: it waits for that."""
+    """Whether it waits for an unfinished record of its lane in the same batch."""
     return work.call is not None and work in work.call.order
 
 
 def last_of_call(work: Work) -> Work:
-    """The last record of its lane in the batch it is in; itself in a call of one record."""
+    """The last record of its lane in its batch; itself in a call of one record."""
     while work.next is not None and follows(work.next):
         work = work.next
     return work
 
 
 def unfollow(work: Work) -> bool:
-    """It waits for no other record of its batch any more; True where it did."""
+    """It no longer waits for another record of its batch; True if it did."""
     return work.call is not None and work.call.order.pop(work, None) is not None

@@ -1,19 +1,18 @@
 """Leases of budgets: a member of a fleet uses what the fleet's driver has lent to it.
 
 Theory of operation. The driver (lessor.py) has the whole of each budget and lends parts: tokens, of
-`per_s`, and calls, of `in_flight`. A member holds none at first. It reports, and the driver lends::
+`per_s`, and calls, of `in_flight`. A member has none at first. It reports, and the driver lends::
 
     member  ── LeaseReport: kept, spent, wanted ──►  driver
             ◄── Lent: more tokens, more calls ─────
 
-- Numbers are absolute: what a member keeps, what it has spent in its life. So a message that is
-  lost, or comes twice, lends nothing twice. `seen` and `answers` are the last message of the other
-  side.
-- What a member has and does not use it returns in its next report.
-- A lease holds for VALID_S from the time at which the report was made that it answers: earlier than
-  the driver sent it. Then nothing starts until the next answer; calls that run continue and are
-  counted. What comes later than that is not taken: `lapsed` reports that.
-- A member that uses nothing and wants nothing reports nothing.
+- Numbers are absolute: what a member keeps, and its total spending in this run. So a lost or
+  repeated message lends nothing twice. `seen` and `answers` are the last message of the other side.
+- A member returns what it has and does not use in its next report.
+- A lease is valid for VALID_S from the time of the report that it answers, which is earlier than
+  the driver sent it. Then nothing starts until the next answer; running calls continue and are
+  counted. A later answer is not accepted: `lapsed` reports that.
+- A member that uses nothing and needs nothing sends no report.
 """
 
 from __future__ import annotations
@@ -27,60 +26,60 @@ from weft.core.bucket import BURST_S, Bucket
 if TYPE_CHECKING:
     from weft.policies import Budget
 
-#: so long a lease holds without a new answer
+#: how long a lease is valid without a new answer
 VALID_S = 2.0
-#: between two reports of a member that uses a budget
+#: interval of the reports of a member that uses a budget
 REPORT_EVERY_S = 0.25
-#: what a member has used since its last report it keeps so many times over
+#: a member keeps what it used since its last report so many times over
 _KEPT = 1.5
 _REPORTS_MAX = 100
 
 
 class LeaseReport(NamedTuple):
-    """What a member holds of a budget, and wants."""
+    """What a member holds of a budget, and needs."""
 
     budget: str
-    #: of the reports of this life, from 1
+    #: number of the report in this run, from 1
     number: int
-    #: the last `Lent.number`; and the last report to which it takes no answer any more
+    #: the last `Lent.number`; and the last report whose answer is no longer accepted
     seen: int
     lapsed: int
-    #: tokens that it keeps, and all that its calls have cost in this life
+    #: tokens that it keeps, and the total cost of its calls in this run
     tokens: float
     spent: float
     #: more tokens that it could use until its next report, and how many its next record needs
     want: float
     need: float
-    #: calls that it keeps, and how many it could have at the same time
+    #: calls that it keeps, and how many it could use at the same time
     calls: int
     calls_want: int
-    #: the service asks its callers to wait so long
+    #: seconds for which the service asks its callers to wait
     wait_s: float
 
     @property
     def empty(self) -> bool:
-        """It holds nothing, and wants nothing."""
+        """Whether it holds nothing and needs nothing."""
         return not (self.tokens or self.want or self.calls or self.calls_want or self.wait_s)
 
 
 class Lent(NamedTuple):
-    """What the driver lends to a member, beyond what that has."""
+    """What the driver lends to a member, in addition to what it has."""
 
     budget: str
-    #: of what is lent to this life, from 1
+    #: number of what is lent in this run, from 1
     number: int
     #: the last `LeaseReport.number`
     answers: int
     tokens: float = 0.0
     calls: int = 0
-    #: others wait: return those that are idle, and as calls end all but so many; None: keep them
+    #: others wait: return idle calls now, and others as they end down to this number; None: keep
     keep: int | None = None
-    #: the service asks its callers to wait so long
+    #: seconds for which the service asks its callers to wait
     wait_s: float = 0.0
 
 
 class BudgetLease(Bucket):
-    """What a member may use of one budget. No tokens come by themselves."""
+    """What a member may use of one budget. No tokens arrive by themselves."""
 
     __slots__ = (
         "_answered", "_asked", "_counted", "_limited", "_most", "_peak", "_quiet",
@@ -93,20 +92,20 @@ class BudgetLease(Bucket):
         self.tokens = 0.0
         self._most = max(1.0, (spec.per_s or 0.0) * BURST_S)
         self._limited, self._counted = spec.per_s is not None, spec.in_flight is not None
-        #: calls that are lent, also while the lease has run out
+        #: calls that are lent, also after the lease has expired
         self.calls = 0
         #: see `Lent`
         self.keep: int | None = None
-        #: the lease holds before this time
+        #: end of the lease
         self.until = -inf
-        #: number and time of the reports that may be answered yet
+        #: number and time of the reports that may still be answered
         self._asked: deque[tuple[int, float]] = deque(maxlen=_REPORTS_MAX)
         self.number = self.seen = self.lapsed = self._answered = 0
         self.spent = self._spent_reported = 0.0
-        #: since the last report: tokens used, the most calls, and what a record cost that waited
+        #: since the last report: tokens used, the most calls, and the cost of a record that waited
         self._used, self._peak = 0.0, 0
         self.short: float | None = None
-        #: the last report was empty; the next one is asked for
+        #: the last report was empty; the next one is requested
         self._quiet, self.urged = True, False
 
     @property
@@ -115,7 +114,7 @@ class BudgetLease(Bucket):
         return self._most
 
     def refill(self, now: float) -> None:
-        """Nothing comes with time; it runs out."""
+        """Nothing arrives with time; the lease expires."""
         self.at = now
         if now >= self.until:
             self.tokens = 0.0
@@ -131,7 +130,7 @@ class BudgetLease(Bucket):
         self.spent += more
 
     def calls_max(self, now: float, in_flight: int) -> float:
-        """So many calls may run together now."""
+        """How many calls may run together now."""
         self._peak = max(self._peak, in_flight)
         if self.keep is not None:
             self.calls = min(self.calls, max(in_flight, self.keep))
@@ -140,32 +139,32 @@ class BudgetLease(Bucket):
         return self.calls if self._counted else inf
 
     def lacks(self, cost: float | None) -> bool:
-        """A record has to wait: for tokens for this cost, or for calls alone (None).
+        """A record has to wait: for tokens for this cost, or only for calls (None).
 
-        Whether the driver is to know before the next report.
+        Returns whether the driver must know before the next report.
         """
         self.short = cost if self.short is None else self.short
         return self._quiet
 
     def urge(self) -> bool:
-        """The next report is asked for; whether it was not before."""
+        """Request the next report; whether it was not requested before."""
         before, self.urged = self.urged, True
         return not before
 
     def returns_calls(self, in_flight: int, *, waiting: bool) -> bool:
-        """A call has ended that others wait for; `waiting`: one of ours could take its place."""
+        """A call has ended that others wait for; `waiting`: an own call could take its place."""
         if self.keep is None:
             return False
         return self.calls > (max(in_flight, self.keep) if waiting else in_flight)
 
     def unanswered_since(self, now: float) -> float | None:
-        """Since when the driver does not answer, where the lease has run out by that."""
+        """Since when the driver does not answer, if the lease has expired because of it."""
         asked = next((at for number, at in self._asked if number > self._answered), None)
         waits = asked is not None and now >= max(self.until, asked + VALID_S)
         return asked if waits else None
 
     def lapse(self) -> None:
-        """Time may have passed that our clock has not counted."""
+        """Time may have passed that this clock has not counted."""
         self.until, self.tokens, self.lapsed = -inf, 0.0, self.number
 
     def lent(self, now: float, lent: Lent) -> None:
@@ -187,13 +186,13 @@ class BudgetLease(Bucket):
         self.keep = lent.keep
 
     def repeat(self) -> None:
-        """The last report may have been lost: the next one is made whether or not it is new."""
+        """The last report may have been lost: make the next one even if nothing is new."""
         self._quiet = False
 
     def report(
         self, now: float, *, in_flight: int, waiting: int, wait_s: float
     ) -> LeaseReport | None:
-        """What to report; what is not kept is returned. None: nothing new since the last one."""
+        """What to report; the rest is returned. None: nothing is new since the last one."""
         self.refill(now)
         for number, at in self._asked:
             if now >= at + VALID_S:
@@ -208,7 +207,7 @@ class BudgetLease(Bucket):
         calls = calls_want = 0
         if self._counted:
             calls_want = in_flight + waiting
-            if self.keep is None:  # as many soon again
+            if self.keep is None:  # it will soon need as many again
                 calls_want = max(self._peak, calls_want)
             most = calls_want if self.keep is None else max(in_flight, self.keep)
             calls = min(self.calls, calls_want, most)

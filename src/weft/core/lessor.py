@@ -1,22 +1,21 @@
-"""What the driver of a fleet lends of one budget to its members, by what they want.
+"""The driver's side of leases: lends one budget of a fleet to its members by their demand.
 
-Theory of operation. Never more is lent than there is::
+Theory of operation. The total that is lent never exceeds the budget::
 
     tokens    free + lent <= LEASE_S of the rate and one    free grows at the rate
     calls     the parts of all members <= in_flight
 
 - What a member reports as spent was lent to it, and what it no longer keeps is free again. So no
-  more start in any second than come in that second, and what could be lent before: one lease.
+  more starts in any second than the tokens of that second, plus what was lent before: one lease.
 - Members take turns: each gets what its next record needs, the one that was served longest ago
-  first; if that cannot be paid for yet, no one is served before. The rest is divided so that what
-  one does not want goes to the others.
-- Calls that are lent stay with a member while they run. Where others wait for them, who has more
-  than its part returns some as calls end; with fewer calls than members they change hands after
-  TENURE_S.
-- A member that is silent keeps its tokens until its lease has run out; then they count as spent.
-  Its calls may still run, so they are kept for it: until it reports again, or its run is surely
-  over (`over`: reported, or its process has ended), or its line has been gone for CALLS_OVER_S. A
-  member without a line to its driver finishes what runs and leaves long before that.
+  first; if that cannot be paid for yet, no one is served before. The rest is divided; what one
+  member does not need goes to the others.
+- Lent calls stay with a member while they run. If others wait for them, a member with more than its
+  part returns some as calls end; with fewer calls than members they are reassigned after TENURE_S.
+- A member that is silent keeps its tokens until its lease has expired; then they count as spent.
+  Its calls may still run, so they stay reserved: until it reports again, or its run is surely over
+  (`over`: reported, or its process has ended), or its connection has been gone for CALLS_OVER_S. A
+  member without a connection to its driver finishes running calls and leaves long before that.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ from math import inf
 from weft.core.bucket import ROUNDING
 from weft.core.leases import VALID_S, LeaseReport, Lent
 
-#: so much of the rate is lent at a time, to all members together
+#: the part of the rate that is lent at a time, to all members together
 LEASE_S = 0.5
-#: so much longer than VALID_S the driver waits: clocks do not run alike
+#: the driver waits so much longer than VALID_S: clocks differ
 MARGIN_S = 0.5
-#: a member with a call keeps it for so long, where there are fewer calls than members
+#: a member keeps a call for so long if there are fewer calls than members
 TENURE_S = 1.0
-#: after so long without a line a member has ended
+#: after so long without a connection a member has ended
 CALLS_OVER_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
 class _Borrower:
-    """One life of a member."""
+    """One run of a member."""
 
     reported_at: float
     report: LeaseReport
-    #: what was lent and is in no report yet
+    #: lent and not in a report yet
     under_way: deque[Lent] = field(default_factory=deque)
     lents: int = 0
     answered: bool = True
-    #: tokens that it had when its lease ran out: they count as spent
+    #: its tokens when its lease expired: they count as spent
     owed: float = 0.0
-    #: its line has ended
+    #: its connection has ended
     gone_at: float | None = None
-    #: it was asked to give calls back, down to so many
+    #: it was asked to return calls, down to this number
     keep_sent: int | None = None
-    #: when it was served last, in order; and when it got calls
+    #: when it was last served, in order; and when it got calls
     turn: int = 0
     calls_turn: int = 0
     calls_at: float = -inf
@@ -64,37 +63,37 @@ class _Borrower:
 
     @property
     def tokens(self) -> float:
-        """At most so many it has."""
+        """The most tokens that it can have."""
         return self.report.tokens + sum(lent.tokens for lent in self.under_way)
 
     @property
     def calls(self) -> int:
-        """At most so many it has."""
+        """The most calls that it can have."""
         return self.report.calls + sum(lent.calls for lent in self.under_way)
 
     def is_silent(self, now: float) -> bool:
-        """Its lease has run out."""
+        """Whether its lease has expired."""
         return now >= self.reported_at + VALID_S + MARGIN_S
 
     def take_tokens(self) -> None:
-        """It can use none of them any more; calls that it began with them may run."""
+        """It can use none of them any more; calls that it started with them may run."""
         self.owed, self.want = self.owed + self.tokens, 0.0
         self.report = self.report._replace(tokens=0.0)
         self.under_way = deque(lent._replace(tokens=0.0) for lent in self.under_way)
 
 
 class Lessor:
-    """One budget of a fleet. Events in, what to send out."""
+    """One budget of a fleet. Takes events, returns messages to send."""
 
     def __init__(self, name: str, per_s: float | None, in_flight: int | None, now: float) -> None:
         self.name, self.per_s, self.in_flight = name, per_s, in_flight
-        #: tokens that are lent or saved up, at most
+        #: limit of tokens that are lent or saved up
         self._lease = (per_s or 0.0) * LEASE_S + 1.0
         self.free = 1.0
         self._at = now
         self._until = 0.0
         self._turns = count(1)
-        #: by life
+        #: by run of a member
         self._borrowers: dict[str, _Borrower] = {}
 
     # -- events ------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ class Lessor:
             self._until = max(self._until, now + report.wait_s)
 
     def gone(self, now: float, life: str) -> None:
-        """Its line has ended."""
+        """Its connection has ended."""
         one = self._borrowers.get(life)
         if one is not None:
             one.gone_at, one.want = now, 0.0
@@ -137,25 +136,25 @@ class Lessor:
     # -- what to do --------------------------------------------------------------------------------
 
     def contended(self, life: str) -> bool:
-        """Others wait for tokens: they are divided in rounds."""
+        """Whether others wait for tokens: then these are divided in rounds."""
         return any(one.want > 0 for name, one in self._borrowers.items() if name != life)
 
     def knows(self, life: str) -> bool:
-        """Something may be lent to it."""
+        """Whether something may be lent to it."""
         return life in self._borrowers
 
     def held_by(self, life: str) -> int:
-        """So many calls are lent to it."""
+        """How many calls are lent to it."""
         one = self._borrowers.get(life)
         return 0 if one is None else one.calls
 
     @property
     def busy(self) -> bool:
-        """There is a member to serve, or to wait for."""
+        """Whether there is a member to serve, or to wait for."""
         return any(not one.answered or one.want or one.calls for one in self._borrowers.values())
 
     def deal(self, now: float) -> list[tuple[str, Lent]]:
-        """Lend what there is; by life, what to send."""
+        """Lend what is available; returns what to send to each."""
         self._pass(now)
         active = {
             life: one
@@ -182,7 +181,7 @@ class Lessor:
     # -- inside ------------------------------------------------------------------------------------
 
     def _pass(self, now: float) -> None:
-        """Time has passed: tokens have come in, leases have run out."""
+        """Time has passed: tokens have arrived, leases have expired."""
         for life, one in list(self._borrowers.items()):
             if one.is_silent(now):
                 one.take_tokens()
@@ -194,12 +193,12 @@ class Lessor:
         self._cut()
 
     def _cut(self) -> None:
-        """No more is saved up than may be lent."""
+        """Limit what is saved up to what may be lent."""
         there = self._lease - sum(one.tokens for one in self._borrowers.values())
         self.free = min(self.free, there)
 
     def _share_tokens(self, borrowers: Sequence[_Borrower]) -> dict[_Borrower, float]:
-        """First what the next records need, in turn; then the rest, as it is wanted."""
+        """First what the next records need, in turn; then the rest, by demand."""
         waiting = sorted((one for one in borrowers if one.want > 0), key=lambda one: one.turn)
         found: dict[_Borrower, float] = {}
         left = self.free
@@ -225,7 +224,7 @@ class Lessor:
     def _share_calls(
         self, now: float, borrowers: Sequence[_Borrower]
     ) -> dict[_Borrower, tuple[int, int | None]]:
-        """Of each how many more it gets, and down to how many it returns."""
+        """For each how many more calls it gets, and down to how many it returns."""
         assert self.in_flight is not None
         taken = sum(one.calls for one in self._borrowers.values())
         free = self.in_flight - taken
@@ -263,7 +262,7 @@ class Lessor:
 
 
 def _filled(wanted: dict[_Borrower, float], there: float) -> dict[_Borrower, float]:
-    """Divide it equally; what one does not want goes to the others."""
+    """Divide it equally; what one does not need goes to the others."""
     found: dict[_Borrower, float] = {}
     left = there
     ordered = sorted(wanted.items(), key=lambda row: row[1])

@@ -1,6 +1,6 @@
-"""The deliveries: what each decides, and nothing else does; and those without transactions.
+"""The delivery modes: the rules of each, which are nowhere else; here those without transactions.
 
-Exactly once has a room of its own. A fifth would be one class more, and one line in engine.py
+Exactly once has a separate file. A fifth would be one more class, and one line in engine.py
 (`_DELIVERIES`).
 """
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import Work
 
-#: The largest plan whose map has room, and its claims; None where not even none of them fits.
+#: The largest plan whose map has room, and its claims; None if even no claim fits.
 MostClaims = Callable[[], fx.PlanItem | None]
 
 
 class Delivery(Protocol):
-    """One delivery of one engine: when a record starts, what follows its end, what is committed."""
+    """The rules of one delivery: when a record starts, what follows its end, what is committed."""
 
     def start(self, handler: Handler, works: list[Work]) -> None:
-        """These were taken, each with a slot of its own: call the handler, or see to it first."""
+        """These were taken, each with its own slot: call the handler, or prepare that."""
 
     def start_together(self, handler: Handler, works: list[Work]) -> None:
         """The same for a batch, which has one slot."""
@@ -41,10 +41,10 @@ class Delivery(Protocol):
         """The handler returned outputs."""
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """Its attempts are used up, and its dead letter stands for it."""
+        """Its attempts are used up, and its dead letter replaces it."""
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """Handled, and what it had to send is stored, or goes with the commit."""
+        """It was handled, and its outputs are stored, or go with the commit."""
 
     def refused(self, work: Work) -> bool:
         """Its call failed, or its outputs cannot be stored; whether it may be handled again."""
@@ -53,10 +53,10 @@ class Delivery(Protocol):
         """The commit that these records waited for is stored: each takes its next step."""
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """The map has no room for all claims: `item` is cut; what is committed instead."""
+        """The map has no room for all claims, so `item` is cut; returns the plan to commit."""
 
     def closing(self, partitions: Iterable[Partition]) -> None:
-        """Nothing of these that has not begun will begin in this epoch."""
+        """Records of these partitions that have not started will not start in this epoch."""
 
 
 # -- steps that deliveries share -------------------------------------------------------------------
@@ -71,7 +71,7 @@ def call(
 
 
 def complete(state: EngineState, work: Work, *, report: bool = True) -> None:
-    """The record is finished with for good: count and report it."""
+    """The record is finished for good: count and report it."""
     handler, failure = work.partition.handler, work.failure
     if failure is None or failure.given_up is None:
         handler.done += 1
@@ -101,7 +101,7 @@ class AtLeastOnce:
         self._state = state
 
     def start(self, handler: Handler, works: list[Work]) -> None:
-        """Call the handler: `call` written out, for this is the hot path."""
+        """Call the handler: `call` inlined, as this is the hot path."""
         state = self._state
         begin(works, state.now)
         if handler.timed:
@@ -114,7 +114,7 @@ class AtLeastOnce:
         call(self._state, handler, works, together=True)
 
     def given_back(self, work: Work) -> None:
-        """Nothing was committed of it yet."""
+        """Nothing of it was committed yet."""
 
     def send(self, work: Work, outputs: Any) -> None:
         """The record is done when the broker has acknowledged all of it."""
@@ -123,7 +123,7 @@ class AtLeastOnce:
         self._state.emit(fx.Send(work, outputs))
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """So is this one; its lane is one that failed, and waits."""
+        """Its lane is one that failed, and waits."""
         work.partition.lanes.block(work)
         work.partition.send(work)
         work.since, work.outputs = self._state.now, None
@@ -146,7 +146,7 @@ class AtLeastOnce:
         return item
 
     def closing(self, partitions: Iterable[Partition]) -> None:
-        """Records passed to the executor may start until the epoch closes; the runtime asks."""
+        """Records passed to the executor may start until the epoch closes; the runtime checks."""
 
 
 class Each(AtLeastOnce):
@@ -156,13 +156,13 @@ class Each(AtLeastOnce):
     """
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """It waits for the next commit, which comes at once, and holds a slot meanwhile."""
+        """It waits for the next commit, which comes immediately, and keeps its slot meanwhile."""
         work.move(states.COMMITTING)
         self._state.claim(work)
         work.partition.handler.slots.take()
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """Done, and their slots are free."""
+        """They are done, and their slots are free."""
         for work in claims:
             partition.record_done(work)
             if work in partition.commit.slotless:
@@ -172,9 +172,9 @@ class Each(AtLeastOnce):
             complete(self._state, work)
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """The cut map; claims without room keep their lane and give back their slot.
+        """The cut map; claims without room keep their lane but free their slot.
 
-        Else they could hold every slot, and the record whose end makes room would never start.
+        Otherwise they could hold every slot, and the record that makes room would never start.
         """
         waiting = set(partition.commit.claims) - set(item.claims) - partition.commit.slotless
         partition.commit.slotless |= waiting
@@ -189,16 +189,16 @@ class AtMostOnce(AtLeastOnce):
     """A record is marked as started in a stored commit before the handler sees it.
 
     For the offsets it is done from then on (`CommitState.marked` keeps it while it runs), so
-    nothing is ever handled twice. A mark whose record never began is taken back by a later commit.
-    What the map has no room for is not marked and waits, as records far out do.
+    nothing is ever handled twice. A mark whose record never started is withdrawn by a later commit.
+    Records without room in the map are not marked and wait, as records far out do.
 
-    The life of a record: taken (MARKING, a claim) -> its commit is stored (`stored`: RUNNING) ->
-    its call ends (`handled`: DONE). It has one attempt; a batch starts once all its marks are
-    stored. What it produces is sent once; what is refused is not tried again.
+    A record's states: taken (MARKING, a claim) -> its commit is stored (`stored`: RUNNING) -> its
+    call ends (`handled`: DONE). It has one attempt; a batch starts once all its marks are stored.
+    Its outputs are sent once; refused ones are not tried again.
     """
 
     def start(self, handler: Handler, works: list[Work]) -> None:
-        """Mark them first: the next commit says so."""
+        """Mark them first, in the next commit."""
         for work in works:
             work.state = states.MARKING
             work.since = self._state.now
@@ -212,8 +212,8 @@ class AtMostOnce(AtLeastOnce):
         self.start(handler, works)
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """Their marks are stored: they may begin."""
-        works = [work for work in claims if work.state == states.MARKING]  # else withdrawn
+        """Their marks are stored: they may start."""
+        works = [work for work in claims if work.state == states.MARKING]  # others were withdrawn
         for work in works:
             partition.mark(work)
             work.since = self._state.now
@@ -227,7 +227,7 @@ class AtMostOnce(AtLeastOnce):
         for waiting in {id(work.call): work.call for work in works}.values():
             if waiting is None or not waiting.works:
                 continue
-            # Without those that were withdrawn, with whatever partition.
+            # Without withdrawn records, of whatever partition.
             waiting.works = [work for work in waiting.works if work.state != states.QUEUED]
             if any(work.state == states.MARKING for work in waiting.works):
                 continue
@@ -243,15 +243,15 @@ class AtMostOnce(AtLeastOnce):
         complete(self._state, work, report=report)
 
     def refused(self, work: Work) -> bool:
-        """It was handled: once is all there is."""
+        """It was handled, and is never handled twice."""
         return False
 
     def given_back(self, work: Work) -> None:
-        """It never began: its offset is not done after all."""
+        """It never started, so its offset is not done after all."""
         work.partition.unmark(work)
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """Marks without room are not made: a mark that was stored must never be forgotten."""
+        """Marks without room are not made: a stored mark must never be lost."""
         best = most()
         inside = set() if best is None else set(map(id, best.claims))
         left = partition.commit.keep(inside)
@@ -264,10 +264,10 @@ class AtMostOnce(AtLeastOnce):
         return best
 
     def closing(self, partitions: Iterable[Partition]) -> None:
-        """What is marked, or about to be, and has not begun will not begin here.
+        """Records that are marked, or about to be, and have not started will not start here.
 
-        A mark that is on the way may be stored nevertheless; the last commit of the epoch, behind
-        it on the same connection, takes it back.
+        A mark in flight may be stored nevertheless; the last commit of the epoch, behind it on the
+        same connection, withdraws it.
         """
         # All of them first: a batch whose other marks are withdrawn is complete, and starts.
         withdrawn = [(partition, self._withdraw(partition)) for partition in partitions]
@@ -277,7 +277,7 @@ class AtMostOnce(AtLeastOnce):
                 partition.handler.enlist(partition)
 
     def _withdraw(self, partition: Partition) -> list[Work]:
-        """The records whose marks are taken back, queued again."""
+        """The records whose marks are withdrawn, queued again."""
         waiting = [work for work in partition.commit.claims if work.state == states.MARKING]
         for work in list(partition.commit.marked.values()):
             if work.call is not None and work.call.works:  # its batch waits for other marks
@@ -293,7 +293,7 @@ class AtMostOnce(AtLeastOnce):
         return waiting
 
     def _let_go(self, partition: Partition, works: list[Work]) -> list[Work]:
-        """Give their slots back; which of them are the heads of their lanes."""
+        """Free their slots; returns those that are heads of their lanes."""
         heads = [work for work in works if not unfollow(work)]
         if partition.handler.spec.batch is None:
             partition.handler.slots.give(len(works))

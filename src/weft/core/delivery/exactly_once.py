@@ -1,12 +1,12 @@
 """Exactly once: outputs and offsets go into one transaction, and are seen together or not at all.
 
 A record that is handled is PENDING: a claim with its outputs. Its lane continues immediately; a
-transaction takes the claims since the last one, in the order in which they were handled: a lane's
-outputs keep theirs. Records that share outputs (a batch) go together or wait together.
+transaction takes the claims since the last one, in the order in which they were handled, so the
+outputs of a lane stay in order. Records that share outputs (a batch) go together or wait together.
 
-What the broker refuses by name fails its record's attempt (`Endings.outputs_refused`); the others
-are produced again without it. What holds a transaction up without being named is searched for
-(`Culprits`). `Portions` decides how much goes into one transaction.
+An output that the broker refuses by name fails its record's attempt (`Endings.outputs_refused`);
+the others are produced again without it. An output that makes a transaction fail without being
+named is searched for (`Culprits`). `Portions` decides how much goes into one transaction.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from weft.core.events import Stuck
     from weft.core.spec import Limits
 
-HELD_SHARE = 0.25  # of `buffer_bytes`: with so much waiting for a transaction nothing starts
-UNSPLIT_TRIES = 2  # aborts in a row before it is split: most of what aborts one passes
-TRIES = 2  # so often an output fails alone, while others get through in between
+HELD_SHARE = 0.25  # of `buffer_bytes`: nothing starts while so much waits for a transaction
+UNSPLIT_TRIES = 2  # aborts in a row before it is split: most causes are temporary
+TRIES = 2  # an output fails after so many failures alone, while others succeed in between
 
 Plan = Callable[[Partition, Sequence[Work]], fx.PlanItem | None]
 
 
 class ExactlyOnce(AtLeastOnce):
-    """Calls as at least once; keeps what is handled for the next transaction."""
+    """Calls as at least once; keeps handled records for the next transaction."""
 
     def send(self, work: Work, outputs: Any) -> None:
-        """They wait for the transaction, charged to the budget of outputs."""
+        """The outputs wait for the transaction, charged to the budget of outputs."""
         work.outputs = outputs
         size_bytes = self._state.size_of(outputs)
         if size_bytes:
@@ -54,7 +54,7 @@ class ExactlyOnce(AtLeastOnce):
         self.handled(work)
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """Handled: it waits for a transaction, and its lane continues."""
+        """It waits for a transaction, and its lane continues."""
         work.state = states.PENDING  # watched by the simulator: this is a hot path
         self._state.claim(work)
         if work.failure is None or not work.failure.left_lane:
@@ -63,7 +63,7 @@ class ExactlyOnce(AtLeastOnce):
             work.partition.lanes.discharge(work)
 
     def transaction(self, due: Sequence[Partition], plan: Plan) -> list[fx.PlanItem]:
-        """What the next one takes of these partitions."""
+        """What the next transaction takes of these partitions."""
         portions = zip(due, self._state.portions.claims(due), strict=True)
         return self._untorn([plan(partition, claims) for partition, claims in portions], plan)
 
@@ -78,7 +78,7 @@ class ExactlyOnce(AtLeastOnce):
         return self._untorn(less, plan)
 
     def _torn(self, items: Sequence[fx.PlanItem]) -> set[int]:
-        """Outputs of records that are not all in these plans; only batches share outputs."""
+        """Ids of outputs whose records are not all in these plans; only batches share outputs."""
         if not any(handler.batched for handler in self._state.handlers):
             return set()
         inside = {id(work) for item in items for work in item.claims}
@@ -90,7 +90,7 @@ class ExactlyOnce(AtLeastOnce):
         }
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """The transaction is committed: done."""
+        """The transaction is committed: they are done."""
         plain = 0
         for work in claims:
             if partition.again and work in partition.again:
@@ -105,31 +105,31 @@ class ExactlyOnce(AtLeastOnce):
         partition.handler.done += plain
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """Fewer claims: an output that was committed must never be forgotten."""
+        """Fewer claims: a committed output must never be lost."""
         return most()
 
 
 class Portions:
-    """What one transaction takes: less after one that ran out of time, slowly more again."""
+    """The size of transactions: smaller after one that timed out, then slowly larger again."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.most_bytes = limits.transaction_bytes
         self._sent_bytes = 0
         self._turn = 0
-        #: when each partition was the first of a transaction, by the number of that
+        #: partition -> number of the last transaction in which it was first
         self._led: dict[Partition, int] = {}
         self.culprits = Culprits()
 
     def full(self, partitions: Iterable[Partition]) -> bool:
-        """So many outputs wait that no call may make more of them."""
+        """Whether so many outputs wait that no more calls may start."""
         held = sum([partition.outputs_bytes for partition in partitions])
         return held >= self._limits.buffer_bytes * HELD_SHARE
 
     def claims(self, due: Sequence[Partition]) -> list[list[Work]]:
-        """For each of these partitions, what goes into the next transaction.
+        """For each of these partitions, the claims of the next transaction.
 
-        The first ones, in the order in which they were handled: lanes keep theirs.
+        The first ones, in the order in which they were handled, so lanes stay in order.
         """
         allowed = self.culprits.choose(due)
         sending = [one for one in due if one.outputs or _letters_bytes(one.commit.claims)]
@@ -143,10 +143,10 @@ class Portions:
         return [chosen[partition] for partition in due]
 
     def _in_turn(self, due: Sequence[Partition]) -> list[Partition]:
-        """Each is the first one at times, which takes something in any case.
+        """Each partition comes first at times, and then takes at least one claim.
 
-        That which was not for longest: with a mere rotation suspects, who take every other turn,
-        could take all those of one partition.
+        The next is the one that was not first for longest: with a mere rotation, suspects, which
+        take every other turn, could take all turns of one partition.
         """
         if not due:
             return []
@@ -160,7 +160,7 @@ class Portions:
     def _first(
         self, partition: Partition, claims: list[Work], share: int
     ) -> tuple[list[Work], int]:
-        """Of these as much as is its share, and how many bytes that is."""
+        """The first claims of these within its share, and their bytes."""
         taken = 0
         if claims is partition.commit.claims:
             whole = partition.outputs_bytes + _letters_bytes(claims)
@@ -168,7 +168,7 @@ class Portions:
                 return claims, whole
         for end, work in enumerate(claims):
             size = partition.outputs.get(work, 0) or _letters_bytes([work])
-            # In all one at least, and of a batch all that share its outputs.
+            # At least one in total, and all records that share a batch's outputs.
             mate = end > 0 and work.outputs is not None and work.outputs is claims[end - 1].outputs
             if size and taken + size > share and not mate and (taken or self._sent_bytes):
                 return claims[:end], taken
@@ -184,21 +184,21 @@ class Portions:
         slow: bool,
         reason: ErrorInfo | None = None,
     ) -> list[Stuck]:
-        """The transaction with the outputs `sent` is over; which of them have failed.
+        """The transaction with the outputs `sent` is over; returns those that have failed.
 
-        `slow`: it ran out of time. `reason`: it was aborted for what is in it, whichever that is.
+        `slow`: it timed out. `reason`: it was aborted because of its content, without a name.
         """
         if committed and 2 * self._sent_bytes >= self.most_bytes:
             more = self.most_bytes + self.most_bytes // 8 + 1
             self.most_bytes = min(self._limits.transaction_bytes, more)
-        # Where nothing at all got through it was not too much.
+        # If nothing at all succeeded, the size was not the reason.
         elif slow and not committed and len(stuck) < max(1, len(sent)):
             self.most_bytes = max(1, min(self.most_bytes, self._sent_bytes) // 2)
         return self.culprits.ended(sent, stuck, committed=committed, reason=reason)
 
 
 def _letters_bytes(claims: Iterable[Work]) -> int:
-    """Their dead letters: their records, which are in the buffers and so in no other budget."""
+    """Bytes of their dead letters: their records are in the buffers, not in this budget."""
     return sum(
         work.size
         for work in claims
@@ -207,16 +207,16 @@ def _letters_bytes(claims: Iterable[Work]) -> int:
 
 
 class _Group:
-    """Outputs that go alone together, by identity: a batch's records share theirs."""
+    """Outputs that are sent alone together, by identity: a batch's records share theirs."""
 
     __slots__ = ("silent", "suspected", "tries")
 
     def __init__(self, works: Sequence[Work], *, silent: bool) -> None:
-        #: id of the outputs -> one record that waits with them, and them
+        #: id of the outputs -> one record that waits with them, and the outputs
         self.suspected: dict[int, tuple[Work, Any]] = {}
-        #: they were not acknowledged; else it is one that a transaction was aborted with
+        #: True: they were not acknowledged; False: a transaction was aborted with them
         self.silent = silent
-        #: so often they failed alone, with others that got through before
+        #: how often they failed alone, while others succeeded before
         self.tries = 0
         self.add(works)
 
@@ -225,47 +225,47 @@ class _Group:
 
 
 class Culprits:
-    """The bisecting search for the output that no transaction gets through with.
+    """The bisecting search for the output that makes transactions fail.
 
-    Two things hold a transaction up without naming an output. The broker aborts it for something
-    that is in it: then it is sent in halves, down to one output (`most`), until the half without
-    the culprit gets through. Or it runs out of time, as a partition without a leader acknowledges
-    nothing: then what was not acknowledged where other outputs were is suspected.
+    Two things make one fail without naming an output. The broker aborts it because of its content:
+    then it is sent in halves, down to one output (`most`), until the half without the culprit
+    succeeds. Or it times out, for example because a partition without a leader acknowledges
+    nothing: then the unacknowledged outputs are suspected if others were acknowledged.
 
-    Both end in the same proof. Suspects are set aside with what is behind them in their lanes,
-    until the others are through; then they go alone. Those that fail alone twice, while others get
-    through in between, have failed an attempt. Without others nothing is proved: the broker is
+    Both end in the same proof. Suspects are set aside with what is behind them in their lanes until
+    the others are through; then they are sent alone. Those that fail alone twice, while others
+    succeed in between, have failed an attempt. Without others nothing is proved: the broker is
     away.
     """
 
     def __init__(self) -> None:
-        #: so many outputs at most, all of one batch counted once; None for all
+        #: limit of outputs, all of one batch counted once; None for no limit
         self.most: int | None = None
         self._left = 0
-        #: aborts in a row for which nothing was named, and what fell with them and is not through
+        #: unexplained aborts in a row, and outputs in them that have not succeeded since
         self._aborts = 0
         self._fell: dict[int, tuple[Work, Any]] = {}
         self._aside: list[_Group] = []
-        #: the transaction at hand takes these only
+        #: the current transaction takes only these
         self._alone: _Group | None = None
-        #: the others had their turn since, and outputs of theirs got through
+        #: other outputs were sent since, and succeeded
         self._others_went = self._proved = False
         self._due: Sequence[Partition] = ()
 
     @property
     def alone(self) -> bool:
-        """The transaction at hand takes suspects only."""
+        """Whether the current transaction takes suspects only."""
         return self._alone is not None
 
     @property
     def narrow(self) -> bool:
-        """A culprit is searched for: nothing goes along that need not."""
+        """Whether a culprit is searched for: only necessary claims are sent along."""
         return self.alone or self.most is not None
 
-    # -- what goes -------------------------------------------------------------------------------
+    # -- choosing --------------------------------------------------------------------------------
 
     def choose(self, due: Sequence[Partition]) -> dict[Partition, list[Work]]:
-        """What may go into the next transaction: all but the suspects, or some of these alone."""
+        """The claims for the next transaction: all but suspects, or some of these alone."""
         self._alone, self._due, self._left = None, due, self.most or 0
         for group in self._aside:
             group.suspected = _waiting(group.suspected)
@@ -276,8 +276,8 @@ class Culprits:
         others = {partition: without(partition.commit.claims, aside) for partition in due}
         if not self._others_went and any(others.values()):
             return others
-        # They may stand behind others in their lanes, which did not go yet: a portion at a time.
-        # The first group that can go: its partition may wait after a commit that was refused.
+        # They may be behind others in their lanes that are not sent yet: a portion at a time.
+        # The first group that can go: its partition may have to wait after a refused commit.
         for group in self._aside:
             chosen = {p: without(p.commit.claims, group.suspected, not_in=True) for p in due}
             if any(chosen.values()):
@@ -286,7 +286,7 @@ class Culprits:
         return others
 
     def first(self, claims: list[Work]) -> list[Work]:
-        """Of one partition's as many as may go; what has no outputs goes along."""
+        """As many of one partition's claims as may go; those without outputs always go."""
         if self.alone or self.most is None or not claims:
             return claims
         if self._left <= 0:
@@ -313,9 +313,9 @@ class Culprits:
         committed: bool,
         reason: ErrorInfo | None = None,
     ) -> list[Stuck]:
-        """The transaction with these outputs is over; who has failed an attempt by it.
+        """The transaction with these outputs is over; returns those that have failed an attempt.
 
-        `reason`: it was aborted for what is in it, and nothing was named.
+        `reason`: it was aborted because of its content, and no output was named.
         """
         due, self._due = self._due, ()
         alone = self._alone
@@ -326,7 +326,7 @@ class Culprits:
         elif reason is not None and not stuck:
             if alone is None:
                 self._aborted(due, sent)
-            elif len(alone.suspected) > 1:  # only one of them need be at fault
+            elif len(alone.suspected) > 1:  # only one of them may be at fault
                 self._aside.remove(alone)
                 for work, _ in alone.suspected.values():
                     self._set_aside(_Group([work], silent=False))
@@ -339,7 +339,7 @@ class Culprits:
         return []
 
     def _aborted(self, due: Sequence[Partition], sent: Sequence[Work]) -> None:
-        """With nothing named: tried as it is, then in halves; the only output is suspected."""
+        """An unexplained abort: tried unchanged, then in halves; a single output is suspected."""
         self._fell |= {id(work): (work, work.outputs) for work in sent}
         self._aborts += 1
         if self._aborts < UNSPLIT_TRIES:
@@ -351,7 +351,7 @@ class Culprits:
             self._accuse(due, sent)
 
     def _accuse(self, due: Sequence[Partition], sent: Sequence[Work]) -> bool:
-        """Nothing else was in the transaction; False where no others wait, to prove it."""
+        """Nothing else was in the transaction; False if no others wait, to prove it."""
         if not _more(due, sent):
             return False
         self._set_aside(_Group(sent, silent=False))
@@ -372,11 +372,11 @@ class Culprits:
         alone.tries = 0
         self._others_went = False
         if not alone.silent:
-            # It was the time and not the output: so it may be with all that were set aside since.
+            # It was the time and not the output; the same may be true of all set aside since.
             self._aside = [group for group in self._aside if group.silent or group.tries]
 
     def _widen(self, sent: Sequence[Work]) -> None:
-        """More again where some that fell are through; others prove nothing of them."""
+        """Raise the limit when outputs of a failed one succeed; others prove nothing."""
         before = len(self._fell)
         for work in sent:
             self._fell.pop(id(work), None)
@@ -388,7 +388,7 @@ class Culprits:
             self.most *= 2
 
     def _hold(self, works: Sequence[Work]) -> None:
-        """These were not acknowledged; all such go alone together: each takes a time-out."""
+        """These were not acknowledged; they are sent alone together, as each takes a time-out."""
         silent = next((group for group in self._aside if group.silent), None)
         if silent is None:
             self._set_aside(_Group(works, silent=True))
@@ -402,7 +402,7 @@ class Culprits:
         self._others_went = self._proved = False
 
     def _failed_alone(self, group: _Group, failed: Sequence[Stuck]) -> list[Stuck]:
-        """They have failed once it was so twice, with others in between; another one is next."""
+        """They failed if this is the second time, with others in between; then try the next."""
         group.tries += self._proved
         self._others_went = self._proved = False
         self._aside.remove(group)
@@ -413,7 +413,7 @@ class Culprits:
 
 
 def _waiting(known: dict[int, tuple[Work, Any]]) -> dict[int, tuple[Work, Any]]:
-    """Without those that went another way: their partition did, most likely."""
+    """Without those that are no longer claims; most likely their partition was revoked."""
     return {
         one: (work, outputs)
         for one, (work, outputs) in known.items()
@@ -424,9 +424,9 @@ def _waiting(known: dict[int, tuple[Work, Any]]) -> dict[int, tuple[Work, Any]]:
 def without(
     claims: Iterable[Work], outputs: Collection[int], *, not_in: bool = False
 ) -> list[Work]:
-    """Claims of one partition without these outputs (or all others), and what is behind in a lane.
+    """Claims of one partition without these outputs (or all others), and without what follows them.
 
-    The lane has gone on since: its later outputs may not appear before the earlier ones.
+    The lanes have continued since: later outputs may not appear before earlier ones.
     """
     left, waiting = [], set()
     for work in claims:
@@ -439,6 +439,6 @@ def without(
 
 
 def _more(due: Sequence[Partition], sent: Sequence[Work]) -> bool:
-    """Others wait: outputs that were not in this transaction, or records that have none."""
+    """Whether others wait: outputs that were not in this transaction, or records without any."""
     inside = {id(work.outputs) for work in sent}
     return any(id(work.outputs) not in inside for one in due for work in one.commit.claims)
