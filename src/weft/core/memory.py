@@ -1,15 +1,15 @@
 """What an epoch remembers of single records that are not done: the rider of its commits.
 
 Theory of operation. A commit has frontier and map, and behind the map what is known of the first
-records that fail, are parked or held (weft/codec/rider.py). The next owner of the partition begins
-them with that::
+records that fail, are parked or held (weft/codec/rider.py). The next owner of the partition starts
+with that::
 
     assigned ─► `Remembered` ──fetched──► Work ──done──► forgotten (found out by `entries`)
                                             ▲
                 a first failure, a hold ────┘ `keep`
 
-An epoch has no such entry mostly, and then costs nothing. Nothing is removed when a record is done:
-`entries` passes over it, and drops what is gone once that is most of what is kept.
+Most epochs have no such entry, and then it costs nothing. Nothing is removed when a record is done:
+`entries` skips it, and drops finished records once they are most of the entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.policies import PARKED_S_MAX
 if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
-#: More have no room in the 4,096 characters of a commit: an entry takes three bytes at least.
+#: More never fit into the 4,096 characters of a commit: an entry takes at least three bytes.
 ENTRIES_MAX = 1_024
 GONE = (states.DONE, states.SUPERSEDED)
 
@@ -45,22 +45,22 @@ class Memory:
         #: False: nothing is remembered (`Retry(remember=False)`, at_most_once)
         self.on = on
         kept = remembered if on else ()
-        #: by offset: as it came with the commit, then the record
+        #: by offset: first the entry from the commit, later the record
         self._known: dict[int, Remembered | Work] = {one.offset: one for one in kept}
-        #: these offsets; ascending while `_sorted`, else sorted again by the next `entries`
+        #: these offsets; ascending while `_sorted`, otherwise the next `entries` sorts them
         self._order = [one.offset for one in kept]
         self._sorted = True
-        #: so many have not been fetched again
+        #: how many have not been fetched again
         self.waiting = len(self._known)
-        #: a commit would contain something else of them
+        #: a commit would have different entries
         self.changed = False
-        #: so many the last plan had no room for
+        #: entries that the last plan had no room for
         self.shed = 0
-        #: of these, so many at most that the last one did not look at
+        #: of these, at most so many that the last plan did not check
         self.unseen = 0
-        #: the broker takes no more than the map
+        #: the broker stores no more than the map
         self.barred = False
-        #: lanes that were released while something was waited for: what comes of them is not held
+        #: lanes that were released before all their records were fetched: later ones are not held
         self.released: set[LaneKey] = set()
 
     def __bool__(self) -> bool:
@@ -78,13 +78,13 @@ class Memory:
         self.changed = True
 
     def forget(self, offset: int) -> None:
-        """It starts over in the next epoch."""
+        """The record starts over in the next epoch."""
         if self._known.pop(offset, None) is not None:
-            self._sorted = False  # not removed one by one: thousands are released at once
+            self._sorted = False  # not removed one by one: thousands may be released together
             self.changed = True
 
     def expect(self, offset: int) -> Remembered | None:
-        """A record that is kept as an offset is parked from now on; what was known of it before."""
+        """Remember a record that is kept as an offset as parked; returns the entry it replaces."""
         known = self._known.get(offset)
         before = known if isinstance(known, Remembered) else None
         if not self.on:
@@ -100,7 +100,7 @@ class Memory:
         return before
 
     def unexpect(self, offset: int, before: Remembered | None) -> None:
-        """It is not, after all."""
+        """Undo `expect`."""
         if before is None:
             self.start_over(offset)
         elif isinstance(self._known.get(offset), Remembered):
@@ -112,7 +112,7 @@ class Memory:
         return isinstance(self._known.get(offset), Remembered)
 
     def start_over(self, offset: int) -> bool:
-        """A record that was not fetched yet begins as a new one; False: nothing was known of it."""
+        """Forget an entry of a record that was not fetched yet; False if there is none."""
         known = self.waits_for(offset)
         if known:
             self.forget(offset)
@@ -120,18 +120,18 @@ class Memory:
         return known
 
     def release(self, key: LaneKey) -> None:
-        """Nothing of this lane that is still to come is held; an entry has no key to look for."""
+        """End the holds of this lane's records that are not fetched yet; entries have no keys."""
         if self.waiting:
             self.released.add(key)
 
     def unless_released(self, known: Remembered, key: LaneKey) -> Remembered:
-        """What is remembered of a record of this lane."""
+        """The entry of a record of this lane, without a hold that was released."""
         if known.held and key in self.released:
             return known._replace(held=False, until_s=None)
         return known
 
     def fetched(self, offset: int) -> Remembered | None:
-        """What is remembered of the record that just came in; it is not waited for any more."""
+        """The entry of the record that was just fetched; it is not waited for any more."""
         found = self._known.get(offset)
         if not isinstance(found, Remembered):
             return None
@@ -147,11 +147,11 @@ class Memory:
         away: Container[int] = (),
         bytes_max: int = ENTRIES_MAX * 16,
     ) -> list[Remembered]:
-        """The entries of a commit, ascending; what is `claimed` is done in it.
+        """The entries of a commit, ascending, without records that are `claimed`: those are done.
 
-        At most one more than `bytes_max` has room for: `unseen` is how many were not looked at.
+        At most one more than fits into `bytes_max`: `unseen` is how many were not checked.
 
-        `position`: what is before it and was not fetched the log has no more, but what is `away`.
+        `position`: unfetched entries before it no longer exist in the log, except those in `away`.
         """
         if not self._sorted:
             self._order = sorted(self._known)
@@ -191,7 +191,7 @@ class Memory:
 
 
 def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
-    """What is remembered of one record; None while that is nothing."""
+    """The entry of one record; None while there is nothing to remember."""
     failure = work.failure
     if failure is None:
         return None
@@ -207,11 +207,11 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
 
 
 def longest_s(work: Work, known: Remembered) -> float:
-    """For how long a commit, which anyone may have written, may put a record off.
+    """For how long a commit, which any client may have written, may delay a record.
 
-    As long as what put it off can: a park, a hold, or an attempt by its policy.
+    At most as long as its cause could: a park, a hold, or a retry by its policy.
     """
     if known.parked:
-        return PARKED_S_MAX  # where its policy is known, it says less (`Endings._released_at`)
+        return PARKED_S_MAX  # its policy, once known, may be shorter (`Endings._released_at`)
     retry = work.retry
     return max(HOLD_MAX_S if known.held else DELAY_MAX_S, retry.delay_max_s * (1.0 + retry.jitter))

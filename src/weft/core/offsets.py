@@ -1,8 +1,8 @@
 """Which offsets of one partition epoch are done.
 
-One dictionary holds the offsets that were received and are not done. Offsets come in ascending
+One dictionary holds the offsets that were received and are not done. Offsets arrive in ascending
 order and a dictionary keeps that order, so its first key is the frontier, and a gap (compaction,
-transaction markers) needs no thought: what was never received is never waited for.
+transaction markers) needs no special case: an offset that never arrives is never waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Snapshot(NamedTuple):
     """Frontier, top and holes of one partition, taken together."""
 
     frontier: int
-    #: the highest offset that is done; frontier - 1 when nothing beyond the frontier is
+    #: the highest offset that is done; frontier - 1 if nothing beyond the frontier is
     top: int
     #: ascending offsets in [frontier, top) that are not done
     not_done: list[int]
@@ -38,30 +38,30 @@ class Offsets:
         self, start: int, restored_top: int | None = None, not_done: Sequence[int] = ()
     ) -> None:
         #: received and not done: offset -> Work; None for one that is not done in the restored map
-        #: and that has not been fetched again yet, and for one on a shelf
+        #: and has not been fetched again yet, and for one on a shelf
         self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
         #: those None entries, ascending; pruned as the polls pass them
         self.expected: deque[int] = deque(not_done)
         #: the highest offset that is done
         self.top = start - 1 if restored_top is None else restored_top
-        #: up to here the restored map knows what is done
+        #: up to here the restored map defines what is done
         self.restored_top = self.top
-        while self.top in self.incomplete:  # a map may end with what is not done
+        while self.top in self.incomplete:  # a map may end with offsets that are not done
             self.top -= 1
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
-        #: so many were received and are kept as offsets only (shelves.py)
+        #: how many were received and are kept as offsets only (shelves.py)
         self.shelved = 0
-        #: a commit would contain something that the last one did not
+        #: a commit would differ from the last one
         self.changed = False
 
     # -- intake ----------------------------------------------------------------------------------
 
     def receive(self, records: Sequence[Record], sizes: Sequence[int], epoch: Any) -> list[Work]:
-        """Take in records of one poll, ascending; those that are not done and were not seen."""
+        """Add records of one poll, ascending; returns those that are not done and are new."""
         first = records[0][2]
         if first < self.position or first <= self.restored_top:
-            # The same where some are done already or were seen before
+            # The slower way, if some are done already or were received before
             works = []
             for record, size in zip(records, sizes, strict=True):
                 if self._wants(record.offset):
@@ -77,9 +77,9 @@ class Offsets:
         return works
 
     def _wants(self, offset: int) -> bool:
-        """Move past this offset; False where its record is done, or was seen before."""
+        """Move past this offset; False if its record is done, or was received before."""
         if offset < self.position:
-            return False  # fetched twice, as after a pause
+            return False  # fetched twice, for example after a pause
         self._prune(offset)
         self.position = offset + 1
         if self.expected and self.expected[0] == offset:
@@ -95,7 +95,7 @@ class Offsets:
             self.changed = True
 
     def _prune(self, offset: int) -> None:
-        """Forget restored holes that the log no longer has: compacted or deleted since."""
+        """Drop restored holes that the log no longer has: compacted or deleted since."""
         while self.expected and self.expected[0] < offset:
             del self.incomplete[self.expected.popleft()]
             self.changed = True
@@ -103,22 +103,22 @@ class Offsets:
     # -- kept as offsets ---------------------------------------------------------------------------
 
     def put_on_shelf(self, offset: int) -> None:
-        """The record is not kept any more."""
+        """Keep only the offset of the record."""
         self.incomplete[offset] = None
 
     def unfetched(self) -> Iterator[int]:
-        """What is not here, ascending: it is in the restored map, or on a shelf."""
+        """Unfetched offsets, ascending: in the restored map, or on a shelf."""
         if not self.shelved:
             return iter(self.expected)
         return (offset for offset, work in self.incomplete.items() if work is None)
 
     def back(self, record: Record, size: int, epoch: Any) -> Work:
-        """It was fetched again."""
+        """A record was fetched again."""
         work = self.incomplete[record[2]] = Work(record, epoch, size)
         return work
 
     def gone(self, offset: int) -> None:
-        """The log has it no more."""
+        """The log does not have it any more."""
         del self.incomplete[offset]
         self.changed = True
 
@@ -137,7 +137,7 @@ class Offsets:
         self.top = max(self.top, offset)
 
     def undone(self, offset: int, work: Work) -> None:
-        """It was called done (marked, at_most_once) and never began: taken back."""
+        """It was committed as done (marked, at_most_once) and never started: it is not done."""
         self.incomplete[offset] = work
         self.incomplete = dict(sorted(self.incomplete.items()))
         while self.top in self.incomplete:
@@ -145,10 +145,10 @@ class Offsets:
         self.changed = True
 
     def replace(self, incomplete: dict[int, Work | None]) -> None:
-        """The same entries in a dictionary that counts their runs, or that no longer does."""
+        """Replace the dictionary: by one that counts runs, or back."""
         self.incomplete = incomplete
 
-    # -- what is known ---------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def works(self) -> Iterator[Work]:
         """Records held that are not done, by offset."""
@@ -177,7 +177,7 @@ class Offsets:
         return Snapshot(frontier, top, not_done)
 
     def _not_done_to(self, top: int) -> list[int]:
-        """Offsets not done, up to the first one past `top`, that one included.
+        """Offsets not done, up to and including the first one past `top`.
 
         Past, not at: `top` itself is held while it is a claim, and the frontier must still find
         what comes after it.

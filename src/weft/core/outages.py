@@ -1,4 +1,4 @@
-"""Outages: what a handler calls does not answer, so its records wait while one of them probes.
+"""Outages: a service that a handler calls fails, so its records wait while one of them probes.
 
 Theory of operation. A failure that `Hold.on` names opens an outage, of the whole handler or of one
 value of `Hold.by`::
@@ -7,15 +7,15 @@ value of `Hold.by`::
                        │                                       └──► it fails: another, next time
                        └── max_s later: `over`: all continue; failures cost, until one succeeds
 
-- While a whole handler waits nothing is moved: its records stay ready, and `take` gives out none,
-  or the one that probes. Of one value each record is put aside when its turn comes
-  (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
-- A brake (`Brake`) holds a whole handler likewise, with no end by itself: what makes it hold is
-  that too many records use up their attempts (`Flood`). Those that do so meanwhile are spared.
-- Whether the probe has succeeded is read from its state, in the next turn: however its call ended,
-  by a command or with its epoch, there is no way past it.
-- A record that has failed in an outage, which another record has ended, does not open the next one:
-  perhaps it is its own fault. It alone waits for `probe_s`, and after `max_s` its attempts cost.
+- While a whole handler waits nothing is moved: its records stay ready, and `take` returns none, or
+  the one that probes. With values of `by`, each record of the value is put aside when its turn
+  comes (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
+- A brake (`Brake`) holds a whole handler in the same way, without a time limit: its cause is that
+  too many records use up their attempts (`Flood`). Records that do so meanwhile are spared.
+- Whether the probe has succeeded is read from its state in the next turn. So every way in which its
+  call may end is covered, also by a command or with its epoch.
+- A record that failed in an outage that another record has ended does not open the next one: it may
+  be at fault itself. It alone waits for `probe_s`, and after `max_s` its attempts cost.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from weft.core.handler import Flood, Handler
     from weft.core.work import Work
 
-#: the values of what holds a whole handler: an outage, and a brake; no value of the user's is it
+#: the values of an outage and a brake of a whole handler; no user value equals them
 WHOLE: Final = object()
 BRAKE: Final = object()
 _UNDER_WAY = (states.MARKING, states.RUNNING)
 _HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
-_OFFERS = 100  # so many are looked at for one that may start now
+_OFFERS = 100  # records checked for one that may start now
 
 
 class Outage:
-    """One, from its first failure to the first success."""
+    """One outage, from its first failure to the first success."""
 
     __slots__ = (
         "counts", "due", "error", "failed", "max_s", "over", "probe", "probe_at", "probe_s",
@@ -56,17 +56,17 @@ class Outage:
 
     def __init__(self, value: Hashable, now: float, probe_s: float, max_s: float = inf) -> None:
         self.value = value
-        #: of a brake: how many records used up their attempts, of how many
+        #: of a brake: (records that used up their attempts, records that ended)
         self.counts = (0, 0)
         self.since = now
         self.probe_s, self.max_s = probe_s, max_s
-        #: the next record may probe then
+        #: when the next record may probe
         self.probe_at = now + probe_s
-        #: the latest that was reported
+        #: the latest reported error
         self.error = ErrorInfo("", "")
         #: attempts that failed with it and cost nothing
         self.failed = 0
-        #: the record that probes; of one that is `over` some record that runs
+        #: the record that probes; if it is `over`, some record that runs
         self.probe: Work | None = None
         #: the next record that starts is the probe
         self.due = False
@@ -77,7 +77,7 @@ class Outage:
 
     @property
     def holds(self) -> bool:
-        """Records wait for its end."""
+        """Whether records wait for its end."""
         return not self.over
 
 
@@ -86,7 +86,7 @@ class Outages:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        #: when an outage is looked at again; those that have ended since stand there as well
+        #: when an outage is next checked; may contain ended ones
         self.timers: list[tuple[float, int, Handler, Outage]] = []
         self._order = count()
         #: outages with a record that probes
@@ -95,10 +95,10 @@ class Outages:
     # -- failures ----------------------------------------------------------------------------------
 
     def is_charged(self, work: Work) -> bool:
-        """Whether an attempt that failed with such an error costs: its time to wait is over."""
+        """Whether an attempt with such an error costs: the record has waited `max_s`."""
         hold = work.partition.handler.spec.hold
         assert hold is not None
-        self._look_at_probes()  # one that has succeeded in the same event
+        self._look_at_probes()  # one may have succeeded in the same event
         outage = work.partition.handler.outages.get(self._value_of(work))
         now, failure = self._state.now, work.failure
         if outage is not None and now >= outage.since + outage.max_s:
@@ -107,7 +107,7 @@ class Outages:
         return since is not None and now - since >= hold.max_s
 
     def failed(self, work: Work, error: ErrorInfo) -> float | None:
-        """Such an attempt failed and costs nothing; seconds that this record waits for itself.
+        """Such an attempt failed and costs nothing; returns how long this record waits alone.
 
         None: it waits for the end of an outage.
         """
@@ -138,9 +138,9 @@ class Outages:
     def is_spared(self, work: Work, error: ErrorInfo) -> bool:
         """A record's attempts are used up; True: a brake holds its handler, so it waits instead.
 
-        What probes is given up as ever, and what makes the brake hold as well.
+        A probe is given up as usual, and so is the record that triggers the brake.
         """
-        self._look_at_probes()  # one that has succeeded in the same event
+        self._look_at_probes()  # one may have succeeded in the same event
         handler, now = work.partition.handler, self._state.now
         flood, brake = handler.flood, handler.outages.get(BRAKE)
         assert flood is not None
@@ -167,18 +167,18 @@ class Outages:
         )  # fmt: skip
 
     def look_at_floods(self) -> None:
-        """Time has passed."""
+        """Sample the counts of brakes."""
         for handler in self._state.handlers:
             if handler.flood is not None:
                 handler.flood.look(self._state.now, handler.done)
 
     def let_all_go(self, handler: Handler) -> None:
-        """A person wants it: all continue."""
+        """An operator requests it: all continue."""
         for outage in list(handler.outages.values()):
             self._end(handler, outage)
 
     def put_aside(self, work: Work) -> bool:
-        """A queued record that stands nowhere waits for the end of its value's outage, if any."""
+        """Put aside a queued record that is nowhere else, if its value has an outage."""
         handler = work.partition.handler
         value = self._value_of(work)
         outage = None if value is WHOLE else handler.outages.get(value)
@@ -195,11 +195,11 @@ class Outages:
     # -- what may start ----------------------------------------------------------------------------
 
     def blocks(self, handler: Handler) -> bool:
-        """Nothing of the handler may start now."""
+        """Whether nothing of the handler may start now."""
         return any(one.holds and not one.due for one in self._of_all(handler))
 
     def _of_all(self, handler: Handler) -> list[Outage]:
-        """What holds the whole handler."""
+        """The outage and the brake of the whole handler, if any."""
         found = [handler.outages.get(value) for value in (BRAKE, WHOLE)]
         return [one for one in found if one is not None]
 
@@ -223,14 +223,14 @@ class Outages:
         return works
 
     def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
-        """These start: the first of them that may probe does, where that is due."""
+        """These start: if a probe is due, the first of them that may is the probe."""
         for work in works:
-            if work not in work.partition.again:  # that is called because a person wants it
+            if work not in work.partition.again:  # a redo is called because an operator requests it
                 self.began(handler, work)
                 break
 
     def goes(self, handler: Handler, work: Work) -> bool:
-        """It may start, but for the whole handler; else it has been put aside."""
+        """Whether it may start, apart from the whole handler; otherwise it has been put aside."""
         if work in work.partition.again:
             return True
         value = self._value_of(work)
@@ -243,7 +243,7 @@ class Outages:
         return not self.put_aside(work)
 
     def began(self, handler: Handler, work: Work) -> None:
-        """The first record of those that start now; of a batch its first."""
+        """The first of the records that start now; of a batch its first."""
         for outage in self._of_all(handler):
             self._probes(handler, outage, work)
 
@@ -255,7 +255,7 @@ class Outages:
     # -- time and ends -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What has become of the probes, and what is due: before anything starts."""
+        """Check the probes, and what is due, before anything starts."""
         self._look_at_probes()
         timers, now = self.timers, self._state.now
         while timers and timers[0][0] <= now:
@@ -279,7 +279,7 @@ class Outages:
                 continue
             lost = probe.state in (states.QUEUED, states.SUPERSEDED)
             self._probed(outage)
-            if lost and not outage.over:  # it was not called, or no one will know
+            if lost and not outage.over:  # it was not called, or its result will never be known
                 self._offer(outage)
 
     def _look_again(self, handler: Handler, outage: Outage) -> None:
@@ -288,7 +288,7 @@ class Outages:
         heapq.heappush(self.timers, (at, next(self._order), handler, outage))
 
     def next_due(self) -> float | None:
-        """When an outage is looked at next."""
+        """When an outage is next checked."""
         return self.timers[0][0] if self.timers else None
 
     def _probed(self, outage: Outage) -> None:
@@ -296,7 +296,7 @@ class Outages:
         del self.probing[outage]
 
     def _offer(self, outage: Outage) -> None:
-        """The next record that starts probes: of those put aside one that may."""
+        """The next record that starts is the probe; if some are put aside, offer one of them."""
         outage.due = True
         for _ in range(min(_OFFERS, len(outage.waiting))):
             work = outage.waiting.popleft()

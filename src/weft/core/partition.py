@@ -30,7 +30,7 @@ class Partition:
 
     topic: str
     number: int
-    #: counts the assignments of this member; the fence in every answer that comes back
+    #: number of the assignment in this member; answers of other epochs are dropped
     epoch: int
     handler: Handler
     offsets: Offsets
@@ -44,17 +44,17 @@ class Partition:
     memory: Memory = field(init=False)
     shelves: Shelves = field(init=False)
     state: int = states.OPEN
-    #: the user wants nothing of it to start
+    #: paused by the user
     user_paused: bool = False
-    #: the same by a command
+    #: paused by a command
     command_paused: bool = False
     #: False while nothing of it may start (revoking, closed, paused by the user or a command)
     startable: bool = True
-    #: True while it stands in its handler's rotation
+    #: True while it is in its handler's rotation
     listed: bool = False
-    #: it is fetched no more for now
+    #: not fetched for now
     intake_paused: bool = False
-    # how many of its records are where
+    # number of its records in each place
     in_flight: int = 0
     sending: int = 0
     retrying: int = 0
@@ -65,11 +65,11 @@ class Partition:
     holds: dict[LaneKey, HeldBy] = field(default_factory=dict)
     #: lanes that the pressure valve exports (valve.py)
     exports: dict[LaneKey, Export] = field(default_factory=dict)
-    #: of all records it holds
+    #: bytes of all records it holds
     bytes: int = 0
-    #: done, and handled again by command; no offset and no commit knows of them
+    #: finished records that are handled again; offsets and commits do not know them
     again: dict[Work, Again] = field(default_factory=dict)
-    #: exactly_once: outputs that wait for a transaction, in bytes
+    #: exactly_once: bytes of outputs that wait for a transaction
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
 
@@ -91,19 +91,19 @@ class Partition:
         self.startable = False
 
     def pause(self, *, user: bool, command: bool) -> None:
-        """The user, or a command, wants nothing of it to start, or no longer so."""
+        """Set or clear the pauses by the user and by command."""
         self.user_paused, self.command_paused = user, command
         self.startable = not (user or command) and self.state == states.OPEN
 
     @property
     def paused(self) -> bool:
-        """By the user or by a command."""
+        """Whether the user or a command has paused it."""
         return self.user_paused or self.command_paused
 
     # -- intake ----------------------------------------------------------------------------------
 
     def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        """Take in records of one poll, ascending."""
+        """Add records of one poll, ascending."""
         works = self.offsets.receive(records, sizes, self)
         new = len(works) == len(sizes)
         self.bytes += sum(sizes if new else [work.size for work in works])
@@ -112,20 +112,20 @@ class Partition:
         self.lanes.join(works)
 
     def tag(self, records: Sequence[Record], values: Sequence[Tags]) -> None:
-        """What functions of the user return for records that came in just now."""
+        """Store the results of the user's functions for records that were just fetched."""
         for record, value in zip(records, values, strict=True):
             work = self.offsets.incomplete.get(record[2])
             if work is not None:
                 work.tags = value
 
     def admit_one(self, record: Record, size: int) -> Work | None:
-        """Take in one record that is remembered; it joins no lane yet. None: it is done."""
+        """Add one remembered record, without a lane so far. None: it is done."""
         works = self.offsets.receive([record], [size], self)
         self.bytes += sum([work.size for work in works])
         return works[0] if works else None
 
     def admit_again(self, work: Work, why: Again) -> None:
-        """A done record is in its lane again."""
+        """Put a finished record into its lane again."""
         self.again[work] = why
         self.bytes += work.size
         self.handler.divert(1)
@@ -134,7 +134,7 @@ class Partition:
     # -- calls -----------------------------------------------------------------------------------
 
     def call_ended(self) -> None:
-        """One of its records came back from the handler."""
+        """One of its records has returned from the handler."""
         self.in_flight -= 1
 
     def record_done(self, work: Work) -> None:
@@ -150,14 +150,14 @@ class Partition:
         del self.again[work]
         self.bytes -= work.size
         self.drop_outputs(work)
-        left = work.state == states.PENDING  # its lane has gone on before
+        left = work.state == states.PENDING  # its lane has continued already
         work.move(states.DONE)
         self.handler.divert(-1)
         if not left and self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
 
     def pending_done(self, work: Work) -> None:
-        """The record is done, and its lane has gone on before (claims of exactly_once)."""
+        """The record is done, and its lane has continued already (claims of exactly_once)."""
         self.bytes -= work.size
         self.offsets.done(work.record[2])
         work.state = states.DONE
@@ -170,11 +170,11 @@ class Partition:
         self.outputs_bytes += size_bytes
 
     def drop_outputs(self, work: Work) -> None:
-        """They are stored, or refused."""
+        """Its outputs are stored, or refused."""
         self.outputs_bytes -= self.outputs.pop(work, 0)
 
     def release(self, work: Work) -> None:
-        """Its lane continues, though the record is not finished with."""
+        """Its lane continues, though the record is not finished."""
         continues = self.lanes.leave(work)
         work.charge = None
         if continues and not self.listed:
@@ -189,13 +189,13 @@ class Partition:
         self.in_flight += 1
 
     def unmark(self, work: Work) -> None:
-        """at_most_once: it was marked and never began, so the mark is taken back."""
+        """at_most_once: it was marked and never started, so the mark is withdrawn."""
         offset = work.record[2]
         del self.commit.marked[offset]
         self.offsets.undone(offset, work)
 
     def marked_done(self, work: Work) -> None:
-        """at_most_once: its offset is done since its mark; only the lane is left."""
+        """at_most_once: its offset is done since its mark; only its lane has to continue."""
         self.bytes -= work.size
         del self.commit.marked[work.record[2]]
         work.state = states.DONE
@@ -212,10 +212,10 @@ class Partition:
         *,
         spend: bool = True,
     ) -> bool:
-        """Whether the map has room for the record; looks again when it must and it is worth it.
+        """Whether the map has room for the record; measures again if that is necessary and useful.
 
-        Once a turn (`looked`) is enough: nothing is done within one. `taken`: those that start
-        in this turn as well, in front of it. `spend`: it starts now, and takes its room.
+        Once per turn (`looked`) is enough: nothing is done within one. `taken`: how many others
+        start in this turn before it. `spend`: it starts now, and takes its room.
         """
         if work in self.again:
             return True  # the map has it
@@ -233,7 +233,7 @@ class Partition:
         return room(offset)
 
     def reopen(self) -> None:
-        """Records that waited for room are looked at again: what is free, then the nearest."""
+        """Check records that waited for room again: free ones, then the nearest."""
         reach, lanes, under_way = self.reach, self.lanes, self._under_way()
         if lanes.far:
             if not reach.worth_a_look(under_way):
@@ -254,14 +254,14 @@ class Partition:
     def taken_without(self, claimed: Collection[int]) -> float:
         """The share of the map's room that is taken, if all these offsets were done.
 
-        1 while records wait for room and nothing is under way that could make some.
+        1 while records wait for room and no running record could make some.
         """
         if self.lanes.far and not claimed and not self._under_way():
             return 1.0
         return self.reach.taken_without(claimed)
 
     def _under_way(self) -> int:
-        """Records that have started and will be done, which no map contains yet."""
+        """How many records have started and are not in the map yet."""
         if self.handler.spec.delivery == AT_MOST_ONCE:
             return 0  # the map has them since their mark
         return self.in_flight + self.sending
@@ -272,7 +272,7 @@ class Partition:
         """Its outputs or its dead letter are on the way to the broker."""
         work.move(states.SENDING)
         self.sending += 1
-        if self.handler.spec.commit_each:  # it is not finished with: it holds a slot
+        if self.handler.spec.commit_each:  # it is not finished: it holds a slot
             self.handler.slots.take()
 
     def sent(self) -> None:
@@ -292,7 +292,7 @@ class Partition:
         self.remember(work)
 
     def remember(self, work: Work) -> None:
-        """Something is new of a record that is not done: the next commit contains it."""
+        """Something of an unfinished record has changed: the next commit contains it."""
         if work not in self.again:
             self.memory.keep(work)
 
@@ -304,11 +304,11 @@ class Partition:
             self.on_hold -= 1
 
     def charge_failure(self, work: Work, failure: Failure) -> None:
-        """What is kept of its failures takes room in the buffers, as the record does."""
+        """Charge the kept data of its failures to the buffers, as the record itself."""
         self.resize(work, failure.uncharged())
 
     def resize(self, work: Work, more: int) -> None:
-        """So many bytes more are kept of it, or fewer."""
+        """It keeps so many bytes more, or fewer."""
         work.size += more
         self.bytes += more
         self.lanes.grow(work, more)
@@ -330,15 +330,15 @@ class Partition:
         self.remember(work)
 
     def set_hold(self, key: LaneKey, by: HeldBy) -> None:
-        """Nothing of this lane starts before that is over."""
+        """Nothing of this lane starts before the hold is over."""
         self.holds[key] = by
 
     def end_hold(self, key: LaneKey) -> bool:
-        """Its lane is not held; True where it was."""
+        """End the hold of its lane; True if there was one."""
         return self.holds.pop(key, None) is not None
 
     def close(self) -> None:
-        """The epoch has ended: forget what waits."""
+        """The epoch has ended: drop what waits."""
         self.offsets.incomplete.clear()
         self.offsets.shelved = 0
         self.lanes.clear()
@@ -354,7 +354,7 @@ class Partition:
 
     @property
     def busy(self) -> bool:
-        """Something of it is received, or restored, and not done."""
+        """Whether any of its records is received, or restored, and not done."""
         return bool(self.offsets.incomplete)
 
     @property
@@ -364,54 +364,54 @@ class Partition:
 
     @property
     def committed(self) -> int:
-        """What the broker holds for the group, as far as is known; -1 for nothing."""
+        """The offset stored for the group, as far as known; -1 for none."""
         return self.commit.committed
 
     def committed_or_sent(self) -> set[int]:
-        """What the broker may hold: that, and what is on the way to it."""
+        """Offsets that the broker may store: the known one, and the one in flight."""
         sent = self.commit.sent
         return {self.commit.committed} if sent is None else {self.commit.committed, sent.frontier}
 
     @property
     def last_sent(self) -> int:
-        """The sequence of the commit that was sent last."""
+        """The sequence of the last commit."""
         return self.commit.sequence
 
     @property
     def committing(self) -> bool:
-        """A commit is on the way, or in doubt."""
+        """Whether a commit is in flight, or in doubt."""
         return self.commit.state != states.IDLE
 
     @property
     def claiming(self) -> bool:
-        """Some record's next step waits for a commit."""
+        """Whether some record's next step waits for a commit."""
         return bool(self.commit.claims)
 
     @property
     def commits_again(self) -> bool:
-        """Its last commit has to be sent again, whatever has changed."""
+        """Whether its last commit has to be sent again, even without a change."""
         return self.commit.again
 
     @property
     def settled(self) -> bool:
-        """All that a commit would say is stored."""
+        """Whether everything that a commit would contain is stored."""
         return not self.commit.dirty and not self.committing
 
     def unfinished(self, end: int) -> Iterator[Work | None]:
-        """Records before this offset that are not finished with; None for one not fetched yet.
+        """Unfinished records before this offset; None for one not fetched yet.
 
-        Of a parked lane only those that are kept whole.
+        Of a parked lane only records that are kept whole.
         """
         yield from (work for offset, work in self.commit.marked.items() if offset < end)
         stuck = self.shelves.stuck() if self.offsets.shelved else ()
         for offset, work in self.offsets.incomplete.items():
             if offset >= end:
                 return
-            if offset not in stuck:  # it is what its parked record is
+            if offset not in stuck:  # its parked record stands for it
                 yield work
 
     def works(self) -> list[Work]:
-        """Every record of the epoch that is not finished with."""
+        """Every unfinished record of the epoch."""
         return [*self.offsets.works(), *self.commit.marked.values(), *self.again]
 
     @property
@@ -437,7 +437,7 @@ class Partition:
 
 
 def begin(works: Iterable[Work], now: float) -> None:
-    """These are with their handlers from now on."""
+    """These are in their handlers from now on."""
     for work in works:
         work.state = RUNNING
         work.since = now
@@ -445,7 +445,7 @@ def begin(works: Iterable[Work], now: float) -> None:
 
 
 def plain_done(works: Iterable[Work]) -> list[Work]:
-    """Calls returned and have nothing to send: what is done by that alone; returns the others."""
+    """Calls that returned with nothing to send: finish the simple ones; returns the others."""
     others: list[Work] = []
     partition = None
     for work in works:

@@ -1,4 +1,4 @@
-"""What may not start by anyone's wish: the app's own pauses, and what is in force by command."""
+"""Pauses by the app, and pauses and settings by command that are in force."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Pauses:
-    """Also for epochs to come."""
+    """They also apply to later epochs."""
 
     def __init__(self) -> None:
-        #: the app paused all topics, and those for which the opposite was asked since
+        #: the app paused all topics; and topics for which it has since requested the opposite
         self._all = False
         self._toggled: set[str] = set()
-        #: what is in force by command
+        #: in force by command
         self.steering = Steering()
 
     def by_app(self, topic: str | None, *, on: bool) -> None:
@@ -33,18 +33,18 @@ class Pauses:
             self._toggled.add(topic)
 
     def by_command(self, steering: Steering, handlers: Iterable[Handler]) -> None:
-        """All that is in force by command from now on; the same again changes nothing."""
+        """All commands in force from now on; the same again changes nothing."""
         self.steering = steering
         for handler in handlers:
             handler.tune(steering.tunings.get(handler.index, AS_DECLARED))
 
     @property
     def topics(self) -> set[str | None]:
-        """The topics that the app paused; None stands for all (but those resumed since)."""
+        """The topics that the app paused; None means all (except those resumed since)."""
         return {None} if self._all else set(self._toggled)
 
     def apply(self, partition: Partition) -> None:
-        """Let it start something, or nothing, as is wanted now."""
+        """Pause or resume the partition accordingly."""
         topic, handler = partition.topic, partition.handler
         by_command = any(one.holds(topic, handler.index) for one in self.steering.pauses)
         partition.pause(user=self._all != (topic in self._toggled), command=by_command)

@@ -1,8 +1,8 @@
 """The content of one commit for a partition, and which claims have room in it.
 
-Snapshot, then commit: frontier, top and holes of a partition are taken together, the map is
-encoded from that one snapshot, and frontier and map are committed together. Taking them one
-after another is how the Java library lost records (its issue 894).
+Snapshot, then commit: frontier, top and holes of a partition are taken together, the map is encoded
+from that one snapshot, and frontier and map are committed together. Taking them one after another
+is how the Java library lost records (its issue 894).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Plans:
     ) -> fx.PlanItem | None:
         """The whole content of one commit for a partition, from one snapshot.
 
-        Where the map has no room for all `claims` (by default all there are) the delivery says what
-        is committed instead; None when that is nothing.
+        If the map has no room for all `claims` (by default all there are) the delivery decides what
+        is committed instead; None if nothing is.
         """
         claims = partition.commit.claims if claims is None else claims
         item, uncut = self._item(partition, claims)
@@ -45,11 +45,11 @@ class Plans:
         return self._with_rider(item) if partition.memory or partition.again else item
 
     def _with_rider(self, item: fx.PlanItem) -> fx.PlanItem:
-        """What is remembered of single records behind the map, as far as there is room.
+        """Add behind the map what is remembered of single records, as far as there is room.
 
-        Before it a mark, where all claims are of records that are handled again: offsets and map
-        are as in the commit before, and how the transaction ended must be seen. Without room for
-        that they wait, but not those of a batch, whose outputs others share.
+        Before it a mark, if all claims are of records that are handled again: offsets and map are
+        the same as in the commit before, but the outcome of the transaction must be visible.
+        Without room for the mark they wait, except those of a batch, whose outputs others share.
         """
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
@@ -81,7 +81,7 @@ class Plans:
         return item._replace(metadata=text, rider_chars=max(0, len(text) - chars))
 
     def _item(self, partition: Partition, claims: Sequence[Work]) -> tuple[fx.PlanItem, bool]:
-        """The plan with these claims; False where its map is cut."""
+        """The plan with these claims; False if its map is cut."""
         shot = partition.snapshot(claims)
         if not shot.not_done and not partition.buffered:
             return fx.PlanItem(partition, shot.frontier, "", 0, list(claims)), True
@@ -90,7 +90,7 @@ class Plans:
         )
         uncut = covered >= shot.top
         if not uncut:
-            # What the map cannot hold, this commit does not promise: those claims wait.
+            # What the map cannot hold is not in this commit: those claims wait.
             claims = [work for work in claims if work.record.offset <= covered]
         beyond = covered - shot.frontier + 1 - bisect_right(shot.not_done, covered)
         return fx.PlanItem(partition, shot.frontier, text, beyond, list(claims)), uncut

@@ -1,36 +1,37 @@
-"""Which records may start, so that the offset map keeps fitting whatever of them is done.
+"""Which records may start, so that the offset map fits whichever of them finish.
 
 Theory of operation. The broker stores 4,096 characters of metadata. A map has two shapes:
 
 - as a bit set it takes one bit for each offset from the frontier to the top, however they end;
 - as runs it takes eight bytes for each run of offsets that are not done, however long they are.
 
-So a record may start for one of two reasons. **Near**: it lies less than three quarters of a bit
-set from the frontier. Nothing is measured or counted. **Counted**: once a record asks from further
-out, every start is counted, also of holes far below the top, and what counts is runs::
+So a record may start for one of two reasons. **Near**: it is less than three quarters of a bit set
+from the frontier. Nothing is measured or counted. **Counted**: once a record further out is ready,
+every start is counted, also of holes far below the top, and the number of runs is the limit::
 
     frontier                        top         end       position
     |  a run   done   a run   done   |  not started  |   beyond    |
     |<-------------- window ------------------------>|
 
-The *window* holds what may start: all that is not done below `end`, as though the top were there
-already. `Window.runs` is kept exact by each record that is done. Three rules follow:
+The *window* holds what may start: all that is not done below `end`, as if the top were there
+already. `Window.runs` is updated with each record that is done. Three rules follow:
 
-1. A record between two that are not done splits a run in two. Records end in any order, so each one
-   under way may cost a run: `runs + under way + budget <= most` holds at every moment.
+1. A record between two that are not done splits a run in two. Records end in any order, so each
+   running one may cost a run: `runs + running + budget <= most` holds at every moment.
 2. A record beside one that is done (or beside a gap of the log) splits nothing. It is *free*: it
-   may start however little room there is. The frontier is always free: something can always start.
-3. The window grows only when a record past it asks. Each gap of the log in there is a run more, and
-   takes at most half of the room that is left; and a map names at most `NOT_DONE_MAX` offsets.
+   may start however little room there is. The frontier is always free, so something can always
+   start.
+3. The window grows only when a record past it is ready. Each gap of the log in it is one more run,
+   and takes at most half of the remaining room; and a map names at most `NOT_DONE_MAX` offsets.
 
-All of it costs O(1) per record. Only the change from near to counted walks over what is not done,
-and the way back is a quarter of the near distance long, so that it does not happen at every step.
+It costs O(1) per record. Only the change from near to counted walks over what is not done, and the
+change back needs a quarter of the near distance, so that it does not happen at every step.
 
-Which fields hold, and when::
+Which fields are valid, and when::
 
-    near      limit = frontier at the last look + near distance    window None, budget unused
+    near      limit = frontier at the last check + near distance    window None, budget unused
     counted   limit = -1    window = Offsets.incomplete    budget = runs that may still be made
-    both      farthest = the furthest offset started with a count; frontier = at the last look
+    both      farthest = the furthest offset started with a count; frontier = at the last check
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from weft.core.offsets import Offsets
 
 PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
-LOOK_EVERY = 1_024  # records done, between two looks whether starts are counted for nothing
+LOOK_EVERY = 1_024  # done records between two checks whether counting is still needed
 BYTES_PER_RUN = 8  # 32 bits for what is not done, 32 for what is done behind it
 
 
@@ -69,7 +70,7 @@ def runs_fit(limit_chars: int) -> int:
 class Window(dict[int, Work | None]):
     """`Offsets.incomplete` while its runs are counted: all that is received and not done.
 
-    A dictionary of another kind, so that a log whose starts are not counted pays nothing.
+    A separate dictionary class, so that a log whose starts are not counted pays nothing.
     """
 
     __slots__ = ("beyond", "end", "freed", "named", "removed", "runs", "waiting")
@@ -77,18 +78,18 @@ class Window(dict[int, Work | None]):
     def __init__(self, undone: dict[int, Work | None], end: int, waiting: Collection[int]) -> None:
         super().__init__(undone)
         offsets = list(undone)
-        #: what may start lies below it
+        #: offsets below it may start
         self.end = end
-        #: offsets not done below `end`, and how many runs they are
+        #: how many offsets below `end` are not done, and how many runs they form
         self.named = sum(offset < end for offset in offsets)
         gaps = map(ne, map(sub, offsets[1 : self.named], offsets), repeat(1))
         self.runs: int = sum(gaps) + (self.named > 0)
         #: offsets received at and past `end`, ascending
         self.beyond = deque(offsets[self.named :])
-        #: heads of lanes that wait for room; those of them that became free
+        #: heads of lanes that wait for room; those of them that have become free
         self.waiting = waiting
         self.freed = [offset for offset in waiting if self.free(offset)]
-        #: entries that left since the last search for the frontier, which steps over each
+        #: entries removed since the last search for the frontier, which steps over each
         self.removed = 0
 
     def __setitem__(self, offset: int, work: Work | None) -> None:
@@ -111,13 +112,13 @@ class Window(dict[int, Work | None]):
                 self.freed.append(beside)
 
     def free(self, offset: int) -> bool:
-        """Done, it makes no run more: it has a neighbour in the window that is done."""
+        """Whether finishing it adds no run: a neighbour in the window is done."""
         if offset >= self.end:
             return False
         return offset - 1 not in self or (offset + 1 not in self and offset + 1 < self.end)
 
     def grow(self, offset: int, room: int) -> int:
-        """Reach as far as `offset`, over at most `room` new runs; returns how many there were."""
+        """Extend the window to `offset`, by at most `room` new runs; returns how many it added."""
         beyond, left = self.beyond, room
         while beyond and beyond[0] <= offset and self.named <= NOT_DONE_MAX:
             following = beyond[0]
@@ -137,7 +138,7 @@ class Window(dict[int, Work | None]):
         return room - left
 
     def runs_without(self, claims: Collection[int]) -> int:
-        """Runs if these of them were done, as in a commit."""
+        """The number of runs if these offsets were done, as in a commit."""
         before = sum(offset - 1 in self for offset in claims)
         after = sum(offset + 1 in self and offset + 1 < self.end for offset in claims)
         both = sum(offset + 1 in claims for offset in claims)
@@ -146,7 +147,7 @@ class Window(dict[int, Work | None]):
 
 @dataclass(slots=True, eq=False)
 class Reach:
-    """How far out records of one epoch may start. Nothing outside this file changes any field."""
+    """How far out records of one epoch may start. Only this file changes its fields."""
 
     _offsets: Offsets
     _commit: CommitState
@@ -154,19 +155,19 @@ class Reach:
     _waiting: Collection[int] = ()
     #: near: before this offset records start without a count; counted: -1
     limit: int = -1
-    #: counted: so many more may start that are not free
+    #: counted: how many more may start that are not free
     budget: int = 0
     #: the furthest offset that was started with a count
     farthest: int = -1
     #: the frontier when the limit was set
     frontier: int = -1
-    #: near, and no room to count: how much was not done then, and how few under way would do
+    #: near, without room to count: how much was not done then, and how few running ones would do
     size: int = 0
     fewer: int = 0
 
     @property
     def window(self) -> Window | None:
-        """What may start where starts are counted; None where they are not."""
+        """The window while starts are counted; otherwise None."""
         undone = self._offsets.incomplete
         return undone if isinstance(undone, Window) else None
 
@@ -178,7 +179,7 @@ class Reach:
 
     @property
     def edge(self) -> int:
-        """Nothing at or past this offset starts for now, unless it is free; -1 before a look."""
+        """Nothing at or past this offset starts for now, unless free; -1 before the first check."""
         window = self.window
         if window is None:
             return self.limit
@@ -187,7 +188,7 @@ class Reach:
     def taken_without(self, claimed: Collection[int]) -> float:
         """How much of the room for starts is taken, if all these offsets were done.
 
-        Of the room that lasts longer: the distance of the bit set, or where starts are counted,
+        By the measure with more room left: the distance of the bit set, or, if starts are counted,
         the runs.
         """
         undone, window = self._offsets.incomplete, self.window
@@ -203,7 +204,7 @@ class Reach:
     # -- may it start ----------------------------------------------------------------------------
 
     def price(self, offset: int) -> int | None:
-        """What starting it takes of the budget: 0 or 1; None: the map has no room for it."""
+        """The budget that starting it takes: 0 or 1; None: the map has no room for it."""
         if offset < self.limit:
             return 0
         window = self.window
@@ -219,11 +220,11 @@ class Reach:
         return 1 if self.budget > 0 else None
 
     def has_room(self, offset: int) -> bool:
-        """The map still fits if this record is done, in whatever company."""
+        """Whether the map still fits if this record is done, whichever others are."""
         return self.price(offset) is not None
 
     def take_room(self, offset: int) -> bool:
-        """The same of a record that starts now: it takes its part of the room."""
+        """The same for a record that starts now: it takes its part of the room."""
         price = self.price(offset)
         if price is None:
             return False
@@ -232,10 +233,10 @@ class Reach:
             self.farthest = max(self.farthest, offset)
         return True
 
-    # -- looking again ---------------------------------------------------------------------------
+    # -- checking again --------------------------------------------------------------------------
 
     def worth_a_look(self, under_way: int) -> bool:
-        """So much has changed since the last look that there may be room."""
+        """Whether so much has changed since the last check that there may be room."""
         undone = self._offsets.incomplete
         if self.frontier not in undone or isinstance(undone, Window):
             return True
@@ -243,7 +244,7 @@ class Reach:
         return under_way < self.fewer or changed * 64 >= self.size or (changed > 0 == under_way)
 
     def look(self, under_way: int, wanted: int) -> None:
-        """Take in what is done by now: `wanted` asks, and so many have started before it."""
+        """Measure again: `wanted` is to start, after `under_way` others that have started."""
         window = self.window
         if window is not None:
             if not self._near_again(window):
@@ -265,7 +266,7 @@ class Reach:
                 self._count(wanted + 1, under_way)
 
     def _runs_to(self, wanted: int) -> int:
-        """Runs of what is not done up to here; possibly too many, where a map is not exact."""
+        """Runs of undone offsets up to here; possibly too many, if a map is not exact."""
         most, runs, before = self._under_pressure, 0, -2
         for named, offset in enumerate(self._offsets.incomplete):
             if offset > wanted:
@@ -277,13 +278,13 @@ class Reach:
         return runs
 
     def _count(self, end: int, under_way: int) -> None:
-        """Count starts from now on."""
+        """Start to count starts."""
         window = Window(self._offsets.incomplete, end, self._waiting)
         self._offsets.replace(window)
         self.limit, self.budget = -1, self._allowed(window) - under_way
 
     def _near_again(self, window: Window) -> bool:
-        """Starts are counted for nothing: all that is done or started is near the frontier."""
+        """Whether counting is no longer needed: done and started records are near the frontier."""
         if self._offsets.top >= window.end:
             return True  # or the window is not all that may be done: it is rebuilt
         if window.removed < LOOK_EVERY or self.frontier in window:
@@ -293,7 +294,7 @@ class Reach:
         return far < self.frontier + self._near * 3 // 4
 
     def freed(self) -> list[int]:
-        """Heads of lanes that wait for room and have become free since the last time."""
+        """Heads of lanes that wait for room and have become free since the last call."""
         window = self.window
         if window is None:
             return []
@@ -311,7 +312,7 @@ class Reach:
         return int(runs_fit(self._commit.map_limit) * PRESSURE)
 
     def _allowed(self, window: Window) -> int:
-        """Runs more that the map has room for; records that wait for a commit count as done."""
+        """How many more runs fit into the map; records that wait for a commit count as done."""
         claims = {work.record[2] for work in self._commit.claims}
         return self._room(window.runs_without(claims) if claims else window.runs)
 

@@ -1,4 +1,4 @@
-"""When a record is tried again: the delays of its policy, and the schedule of all that wait."""
+"""Retry delays by policy, and the schedule of all waiting records."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from weft.policies import Retry
 
 _Entry = tuple[float, int, "Work"]
-DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer
+DELAY_MAX_S = 7 * 86400.0  # the limit for a callable's delay
 
 
 class RetrySchedule:
-    """Records that wait for their next attempt, or are parked for a time, by when it is over."""
+    """Records that wait for their next attempt, or are parked for a time, ordered by due time."""
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
-        self._order = count()  # equal times keep the order in which they came
+        self._order = count()  # equal times keep their order of arrival
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def waiting(self) -> int:
-        """How many of them are still to be tried (the others' epochs have ended)."""
+        """How many of them still wait (the epochs of the others have ended)."""
         return sum(entry[2].state == states.RETRYING for entry in self._heap if _live(entry))
 
     def forget(self) -> None:
-        """Epochs ended: drop their records once they are most of what is kept."""
+        """Epochs ended: drop their records once they are most of the entries."""
         live = [entry for entry in self._heap if _live(entry)]
         if 2 * len(live) < len(self._heap):
             heapq.heapify(live)
@@ -45,7 +45,7 @@ class RetrySchedule:
         heapq.heappush(self._heap, (due, ticket, work))
 
     def due(self, now: float) -> list[Work]:
-        """Take out every record whose time has come; those of ended epochs are dropped."""
+        """Remove and return every record that is due; those of ended epochs are dropped."""
         heap, works = self._heap, []
         while heap and heap[0][0] <= now:
             entry = heapq.heappop(heap)
@@ -62,7 +62,7 @@ class RetrySchedule:
 
 
 def _live(entry: _Entry) -> bool:
-    """Its record still waits, and for this time: it may have been released before, and failed."""
+    """Whether its record still waits for this time: it may have been released, and failed again."""
     _, ticket, work = entry
     failure = work.failure
     waits = work.state in (states.RETRYING, states.PARKED)
@@ -70,16 +70,16 @@ def _live(entry: _Entry) -> bool:
 
 
 def spread(offset: int, partition: int, attempt: int) -> float:
-    """A share in [0, 1) that differs between records and attempts and is the same every run.
+    """A share in [0, 1) that differs between records and attempts, and is the same in every run.
 
-    Jitter needs values that are spread, not ones that cannot be guessed, and the core may not
-    draw random numbers: Knuth's multiplicative hash (TAOCP vol. 3, 6.4) of where the record is.
+    Jitter needs spread values, not unpredictable ones, and the core may not draw random numbers:
+    Knuth's multiplicative hash (TAOCP vol. 3, 6.4) of the record's place.
     """
     return ((offset * 31 + partition * 17 + attempt) * 2654435761 & 0xFFFFFFFF) / 2**32
 
 
 def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
-    """Seconds until the next attempt; `asked_s` is RetryAfter's or the callable's answer."""
+    """Seconds until the next attempt; `asked_s` is from RetryAfter or the callable."""
     if asked_s is not None:
         return min(max(0.0, asked_s), DELAY_MAX_S)
     if callable(retry.delay_s):  # the runtime has called it; None means that it raised
@@ -99,10 +99,10 @@ def _grown_s(retry: Retry, times: int) -> float:
 
 
 def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: float | None) -> float:
-    """Seconds until the halves of a batch that failed as one are tried; all of it at one time.
+    """Seconds until the halves of a batch that failed as one are tried; one delay for all.
 
-    It grows by the policy while nothing succeeds, as in an outage. Where another batch of the
-    handler (`good_calls`: how many did) has succeeded since, one bad record is looked for, and the
+    It grows by the policy while nothing succeeds, as in an outage. If another batch of the handler
+    (`good_calls`: how many did) has succeeded since, the search is for one bad record, and the
     healthy ones beside it should not wait.
     """
     if failure.good_calls != good_calls:

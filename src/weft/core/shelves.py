@@ -6,16 +6,16 @@ Theory of operation. A lane whose head is parked, or held, is a chain and a shel
       │
       └ bare: its value and headers are not kept either
 
-- `put_away`: a record was parked or held. Its bytes go, and all behind it of which nothing is known
-  goes to the shelf, as does all that comes for this lane later (`keep_off`).
+- `put_away`: a record was parked or held. Its bytes are dropped, and all records behind it of which
+  nothing is known go to the shelf, as does all that arrives for this lane later (`keep_off`).
 - *Wanted* is a bare head that was released, *dry* a lane whose chain is done and whose shelf is not
-  empty. Both are asked for from the log (`effects.Refetch`), the lowest offsets first, one request
-  of a partition at a time, and no more than there is room for. The frontier's record is always
-  asked for: all that waits for room in the map waits for it.
-- What comes joins its lane as records of a poll do. An empty shelf is taken down with the lane.
+  empty. Both are requested from the log (`effects.Refetch`), the lowest offsets first, one request
+  per partition at a time, and no more than there is room for. The frontier's record is always
+  requested: everything that waits for room in the map waits for it.
+- Records that arrive join their lane like polled ones. An empty shelf is removed with the lane.
 
-So the order of a lane is that of its offsets all the time, and a record is handled once: on the
-shelf it is as good as not fetched yet.
+So a lane is in offset order all the time, and a record is handled once: on the shelf it is like a
+record that is not fetched yet.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
     from weft.types import Record
 
-#: What one offset on a shelf takes, in the tables of its partition too: measured.
+#: measured bytes of one offset on a shelf, including its share of the partition's tables
 SHELVED_BYTES = 128
-#: So much of a member's budgets one request asks for at most.
+#: the largest part of a member's budgets that one request takes
 SHARE = 1 / 16
 RECORDS_MAX = 2_000
 
@@ -48,43 +48,43 @@ RECORDS_MAX = 2_000
 class Shelf:
     """The records of one lane that are kept as offsets."""
 
-    #: parked or held when they were put there
+    #: number of parked or held records when it was put there
     head: Work
     offsets: deque[int] = field(default_factory=deque)
-    #: what they weighed
+    #: their bytes
     bytes: int = 0
 
 
 class Asked(NamedTuple):
-    """What one request asks for of one lane."""
+    """What one request asks for in one lane."""
 
     key: LaneKey
-    #: the bare head, if that is what is missing
+    #: the bare head, if its bytes are missing
     head: Work | None
-    #: the first of its shelf
+    #: the first offsets of its shelf
     offsets: list[int]
-    #: about so many
+    #: about their bytes
     bytes: float
 
     @property
     def every(self) -> list[int]:
-        """With the head."""
+        """All offsets, with the head."""
         return self.offsets if self.head is None else [self.head.record[2], *self.offsets]
 
 
 class Shelves:
-    """What of one partition epoch is kept as offsets, and what of it is on its way back."""
+    """Records of one partition epoch that are kept as offsets, or are being read again."""
 
     __slots__ = ("_lanes", "_partition", "asked", "bare", "later", "number")
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._lanes: Lanes = partition.lanes
-        #: heads whose bytes are not kept -> how many that were
+        #: heads whose bytes are not kept -> number of these bytes
         self.bare: dict[Work, int] = {}
-        #: parked or held, and another one of their lane goes first: put away when their turn comes
+        #: parked or held behind another record of their lane: put away when their turn comes
         self.later: set[Work] = set()
-        #: the request on the way, and the number of the last one
+        #: the pending request, and the number of the last one
         self.asked: list[Asked] = []
         self.number = 0
 
@@ -94,39 +94,39 @@ class Shelves:
     # -- putting away ------------------------------------------------------------------------------
 
     def put_away(self, work: Work) -> None:
-        """The record was parked or held: if it is the head of its lane, that keeps offsets."""
+        """The record was parked or held: if it is the head of its lane, keep only offsets."""
         lanes, failure = self._lanes, work.failure
         assert failure is not None
         if failure.left_lane or work in self.bare:
-            return  # its lane has gone on
+            return  # its lane has continued
         if work in lanes.behind or follows(work):
             self.later.add(work)
             return
         record, key = work.record, lanes.key_of(work.record)
-        if work not in self._partition.again:  # that is done: what the log has is no matter of it
+        if work not in self._partition.again:  # a finished record may differ from the log's
             freed = max(0, work.size - failure.charged - len(record.key or b""))
             work.record = record._replace(value=None, headers=(), prefetched=None)
             self.bare[work] = freed
             self._partition.resize(work, -freed)
         if isinstance(key, int):
-            return  # it orders with nothing
+            return  # without a key: it orders with nothing
         shelf = lanes.shelves.get(key)
         if shelf is None:
             shelf = lanes.shelves[key] = Shelf(work)
         shelf.head = work
-        for one in reversed(lanes.cut_behind(work, key)):  # in front of what came later
+        for one in reversed(lanes.cut_behind(work, key)):  # in front of later ones
             self._put(shelf, one)
             shelf.offsets.appendleft(one.record[2])
 
     def look_again(self) -> None:
-        """At those whose turn had not come when they were parked."""
+        """Check those whose turn had not come when they were parked."""
         later, self.later = self.later, set()
         for work in later:
             if work.put_off:
                 self.put_away(work)
 
     def keep_off(self, work: Work) -> bool:
-        """The record that came in goes to its lane's shelf, if that has one."""
+        """The arriving record goes to its lane's shelf, if there is one."""
         key = self._lanes.key_of(work.record)
         shelf = None if isinstance(key, int) else self._lanes.shelves.get(key)
         if shelf is None:
@@ -146,16 +146,16 @@ class Shelves:
         self._partition.bytes += count * SHELVED_BYTES
         self._lanes.blocked_bytes += count * SHELVED_BYTES
 
-    # -- taking back -------------------------------------------------------------------------------
+    # -- reading again -----------------------------------------------------------------------------
 
     def ask(self, records_max: int, bytes_max: float) -> list[int]:
-        """The offsets to read now; none while others are on their way."""
+        """The offsets to read now; none while a request is pending."""
         lanes = self._lanes
         if self.asked or not (lanes.wanted or lanes.dry):
             return []
         wanted: Iterable[Work] = lanes.wanted
         dry: Iterable[LaneKey] = lanes.dry
-        if records_max <= 0:  # no room: what all others may wait for
+        if records_max <= 0:  # no room: only the record that all others may wait for
             first = self._partition.frontier
             wanted = [work for work in wanted if work.record[2] == first]
             dry = [key for key in dry if lanes.shelves[key].offsets[0] == first]
@@ -181,7 +181,7 @@ class Shelves:
     def _of_lane(
         self, key: LaneKey, head: Work | None, records_max: int, bytes_max: float
     ) -> Asked:
-        """As much of a lane as there is room for, one record at least."""
+        """As much of a lane as there is room for, at least one record."""
         shelf = None if isinstance(key, int) else self._lanes.shelves.get(key)
         size = 0.0 if head is None else self.bare[head]
         if shelf is None or not shelf.offsets:
@@ -193,12 +193,12 @@ class Shelves:
         return Asked(key, head, [shelf.offsets[at] for at in range(count)], size + count * each)
 
     def take_back(self, work: Work, record: Record) -> None:
-        """The bytes of a bare head are here again; it is as it was."""
+        """The bytes of a bare head were read again."""
         work.record = work.record._replace(value=record.value, headers=record.headers)
         self._partition.resize(work, self.bare.pop(work))
 
     def want(self, work: Work, *, on: bool = True) -> bool:
-        """A bare head was released, or is to wait again; False where it has its bytes."""
+        """A bare head was released, or waits again; False if it has its bytes."""
         if work not in self.bare:
             return False
         if on:
@@ -208,17 +208,17 @@ class Shelves:
         return True
 
     def let_go(self, work: Work) -> None:
-        """It is done without them."""
+        """It is done without its bytes."""
         self.bare.pop(work, None)
         self._lanes.wanted.pop(work, None)
 
     def is_put_off(self, key: LaneKey) -> bool:
-        """The lane has a shelf, in front of which a record is parked or held."""
+        """Whether the lane has a shelf with a parked or held record in front."""
         shelf = self._lanes.shelves.get(key)
         return shelf is not None and shelf.head.put_off
 
     def take_off(self, key: LaneKey, offset: int) -> bool:
-        """The first of a lane's shelf leaves it; False where that is another one by now."""
+        """Remove the first offset of a lane's shelf; False if it is another one by now."""
         shelf = self._lanes.shelves.get(key)
         if shelf is None or not shelf.offsets or shelf.offsets[0] != offset:
             return False
@@ -230,25 +230,25 @@ class Shelves:
     # -- the view ----------------------------------------------------------------------------------
 
     def head_of(self, offset: int) -> Work | None:
-        """The record that was parked or held in front of this one; None: it is on no shelf."""
+        """The record that was parked or held in front of this one; None if it is on no shelf."""
         shelves = self._lanes.shelves.values()
         return next((shelf.head for shelf in shelves if offset in shelf.offsets), None)
 
     def stuck(self) -> set[int]:
-        """What is on a shelf behind a parked record."""
+        """The offsets on shelves behind parked records."""
         parked = [s for s in self._lanes.shelves.values() if s.head.state == states.PARKED]
         return {offset for shelf in parked for offset in shelf.offsets}
 
 
 class Returns:
-    """Asks for what is to come back, and takes it in."""
+    """Requests records to read again, and handles the answers."""
 
     def __init__(self, state: EngineState, endings: Endings) -> None:
         self._state = state
         self._endings = endings
 
     def ask(self) -> None:
-        """Of each partition with something away: what is to come back now, if there is room."""
+        """For each partition with shelved records, request what is needed now, if there is room."""
         state, limits = self._state, self._state.limits
         for partition in list(state.shelving):
             lanes, shelves = partition.lanes, partition.shelves
@@ -267,7 +267,7 @@ class Returns:
     def came(
         self, partition: Partition, number: int, records: Sequence[Record], sizes: Sequence[int]
     ) -> None:
-        """A request is answered: these are there, the others are in the log no more."""
+        """A request is answered; requested records that are missing no longer exist in the log."""
         shelves, lanes = partition.shelves, partition.lanes
         if partition.state == states.CLOSED or number != shelves.number or not shelves.asked:
             self._state.count("late_refetches")
@@ -282,7 +282,7 @@ class Returns:
                 known = found.get(offset)
                 waits = known is not None and shelves.is_put_off(key)
                 if waits or not shelves.take_off(key, offset):
-                    break  # it was parked or held meanwhile: something is in front of it
+                    break  # parked or held meanwhile: something is in front of it
                 gone += known is None
                 if known is None:
                     partition.offsets.gone(offset)
@@ -304,7 +304,7 @@ class Returns:
             )
 
     def _head(self, partition: Partition, head: Work, known: tuple[Record, int] | None) -> bool:
-        """A released head has its bytes again; True where the log has it no more."""
+        """A released head has its bytes again; True if the log does not have it any more."""
         if known is None and head.state != states.PARKED:
             self._endings.lost(head)
             return True
@@ -312,4 +312,4 @@ class Returns:
             partition.shelves.take_back(head, known[0])
             del partition.lanes.wanted[head]
             self._endings.resume(head)
-        return False  # else it was parked or held again: asked for when it is released
+        return False  # otherwise it was parked or held again: requested when it is released

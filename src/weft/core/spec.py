@@ -1,4 +1,4 @@
-"""What the engine gets once: the rules of each handler and the limits of the member."""
+"""The engine's settings: the rules of each handler and the limits of the member."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HandlerSpec:
     name: str
     ordering: Ordering = KEY
     concurrency: int = 100
-    #: calls granted beyond `concurrency`, to keep a pipe to a worker process full
+    #: calls granted beyond `concurrency`, to keep the pipes to worker processes full
     ahead: int = 0
     retry: Retry = field(default_factory=Retry)
     on_exhausted: OnExhausted = field(default_factory=Park)
@@ -51,13 +51,13 @@ class HandlerSpec:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether calls may be granted beyond the concurrency: a grant that waits means nothing.
+        """Whether calls may be granted beyond the concurrency, without an effect while they wait.
 
         Not with a time-out: it counts from the grant, so a granted record must be running. Not with
-        at_most_once: a granted record is marked, and after a kill at most one a slot may be
-        missing. Not with commit_each: after a kill at most one a slot is handled again, and what
-        was granted ahead may be done. Not with a budget: a granted record is in flight, and the
-        time that it starts counts.
+        at_most_once: a granted record is marked, and after a kill at most one per slot may be
+        missing. Not with commit_each: after a kill at most one per slot is handled again, and
+        records granted ahead may be done. Not with a budget: a granted record is in flight, and its
+        start time counts.
         """
         counts = self.timeout_s is not None or self.budget is not None
         return not (counts or self.commit_each) and self.delivery != AT_MOST_ONCE
@@ -65,16 +65,16 @@ class HandlerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one member; the engine never holds or sends more."""
+    """The limits of one member; the engine never holds or sends more."""
 
     buffer_records: int = 50_000
     buffer_bytes: int = 128 * 2**20
     commit: Commit = field(default_factory=Commit)
-    #: no answer to a commit for so long: it is in doubt and the committed value is read
+    #: seconds without an answer after which a commit is in doubt and the stored value is read
     commit_answer_s: float = 5.0
-    #: how soon a commit that was refused for the moment is sent again
+    #: delay before a commit that was temporarily refused is sent again
     commit_retry_s: float = 0.2
-    #: outputs that go into one transaction at most; less while transactions run out of time
+    #: most outputs in one transaction; less while transactions time out
     transaction_bytes: int = 8 * 2**20
     #: parked and held lanes keep offsets, not bytes: the runtime answers `effects.Refetch`
     forget_parked: bool = False

@@ -1,8 +1,8 @@
-"""What a record, a partition epoch and a commit can be, and how each may change.
+"""The states of a record, a partition epoch and a commit, and how each may change.
 
-The tables are the law: a change that is not in them is a bug of Weft. In the simulator records,
-epochs and commits watch every change (simulators.core.watched) and raise InternalError. The
-diagrams in docs/architecture.md are generated from the tables (`docs/generate.py`).
+A change that is not in these tables is a bug of Weft. In the simulator records, epochs and commits
+check every change (simulators.core.watched) and raise InternalError. The diagrams in
+docs/architecture.md are generated from the tables (`docs/generate.py`).
 
 The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and
 one is stored three times for every record.
@@ -15,16 +15,16 @@ from typing import Final
 # -- a record ----------------------------------------------------------------------------------
 QUEUED: Final = 0  # in its lane: waits for its turn, or is at the head and may start
 MARKING: Final = 1  # at_most_once: its started-mark is on the way to the broker
-RUNNING: Final = 2  # handed to the handler and not back yet
+RUNNING: Final = 2  # passed to the handler and not returned yet
 SENDING: Final = 3  # handled; waits for the broker to acknowledge its outputs or dead letter
 COMMITTING: Final = 4  # Commit(each=True): done, holds slot and lane until its commit is acked
 PENDING: Final = 5  # exactly_once: handled, its outputs wait for a transaction or ride in one
 RETRYING: Final = 6  # failed; waits for the time of its next attempt
 PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no worker
-DONE: Final = 8  # finished with: counted behind the frontier or in the offset map
-SUPERSEDED: Final = 9  # its epoch ended first: whatever comes back for it is counted and dropped
+DONE: Final = 8  # finished: counted behind the frontier or in the offset map
+SUPERSEDED: Final = 9  # its epoch ended first: later results are counted and dropped
 
-#: of records of which no call has begun, or will begin again
+#: states of records without a call that has started, or whose call has to start again
 WAITING: Final = (QUEUED, RETRYING, PARKED)
 RECORD_NAMES: Final = (
     "queued",
@@ -80,9 +80,9 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
 }
 
 # -- a partition epoch ---------------------------------------------------------------------------
-OPEN: Final = 0  # ours: records come in and start
-REVOKING: Final = 1  # being taken away: nothing starts, what is in flight is waited for
-CLOSED: Final = 2  # gone: its commits are refused, its late completions dropped
+OPEN: Final = 0  # owned: records arrive and start
+REVOKING: Final = 1  # being revoked: nothing starts, running calls are awaited
+CLOSED: Final = 2  # ended: its commits are refused, its late completions dropped
 
 EPOCH_NAMES: Final = ("open", "revoking", "closed")
 EPOCH_TABLE: Final[dict[tuple[int, int], str]] = {
@@ -92,9 +92,9 @@ EPOCH_TABLE: Final[dict[tuple[int, int], str]] = {
 }
 
 # -- the commit of a partition ---------------------------------------------------------------------
-IDLE: Final = 0  # nothing on the way
-SENT: Final = 1  # one request is on the way; the next waits for its answer
-IN_DOUBT: Final = 2  # no answer in time: what the broker holds is being read back
+IDLE: Final = 0  # nothing in flight
+SENT: Final = 1  # one request is in flight; the next waits for its answer
+IN_DOUBT: Final = 2  # no answer in time: the stored value is being read back
 
 COMMIT_NAMES: Final = ("idle", "sent", "in doubt")
 COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
@@ -108,4 +108,4 @@ COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
 
 
 class InternalError(AssertionError):
-    """A bug of Weft, never of the user: please report it with the story it carries."""
+    """A bug of Weft, never of the user: please report it with the history in its message."""

@@ -1,17 +1,17 @@
 """The pressure valve of `Park(export=...)`: parked lanes are dead-lettered before they cost more.
 
-Theory of operation. A lane is taken, the oldest first, while so much of the map is taken that
-`at_map` is reached (`Reach.taken_without`, which counts as done what is exported already), or when
-its head has been parked for `after_s`. What is in the lane then, and nothing that comes later, goes
-to the topic, one record after the other::
+Theory of operation. A lane is taken, the oldest first, while the taken share of the map is at least
+`at_map` (`Reach.taken_without`, which counts lanes being exported as done), or when its head has
+been parked for `after_s`. The records in the lane at that time, and no later ones, go to the topic,
+one after the other::
 
     head PARKED ──its next one is parked──► bytes are here ──► SENDING ──► DONE
                                                  ▲                           │ the next one is head
       QUEUED, bare: read from the log again ─────┘     PARKED ◄──────────────┘
 
-A record is sent only when the next one is parked, and so remembered by every commit from then on:
-the next owner after a crash finds the rest of the lane parked, and handles none of it.
-A refused letter ends the export of its lane, and none is taken for `REFUSED_S`.
+A record is sent only after the next one is parked, and so remembered by every commit from then on:
+after a crash the next owner finds the rest of the lane parked, and handles none of it. A refused
+letter ends the export of its lane, and none is taken for `REFUSED_S`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import LaneKey, Work
 
-LOOK_S = 0.1  # between two looks at what is parked
-AGAIN_S = 1.0  # a lane that cannot be taken when its time is over: its time is over again
-REFUSED_S = 30.0  # after a letter was refused
-#: so many lanes of one partition are exported at a time; no further one behind so many records
+LOOK_S = 0.1  # interval of checks of parked records
+AGAIN_S = 1.0  # delay before a lane is tried again that could not be taken at its time
+REFUSED_S = 30.0  # pause after a refused letter
+#: most lanes of one partition that are exported together; no more behind so many records
 LANES_MAX = 100
 RECORDS_MAX = 10_000
 
@@ -57,7 +57,7 @@ class Valve:
         self._look_at = 0.0
 
     def run(self) -> None:
-        """At the end of a turn: send what can be sent, and take what is to be exported."""
+        """At the end of a turn: send what can be sent, and take lanes to export."""
         state = self._state
         for partition in list(state.exporting):
             if partition.state == states.CLOSED:
@@ -109,7 +109,7 @@ class Valve:
         return partition.startable and self._state.stop_mode is None
 
     def _take(self, work: Work, why: ExportReason, share: float) -> list[int] | None:
-        """Begin with the lane of this parked record; its offsets, None where that cannot be now."""
+        """Start to export the lane of this parked record; its offsets, None if not possible now."""
         partition, policy = work.partition, work.parked_by
         if policy is None or policy.export is None or not self._may_take(partition):
             return None
@@ -139,7 +139,7 @@ class Valve:
         """Send what can be sent of the lane."""
         sent = export.sent
         if sent is not None and sent.state == states.PARKED and not partition.handler.exact:
-            # A letter was refused: the record is parked again, and what is behind it waits
+            # A letter was refused: the record is parked again, and the records behind it wait
             del partition.exports[export.key]
             self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
             parked = export.parked
@@ -155,10 +155,10 @@ class Valve:
                 self._state.put_away(export.sent)
             return
         while (head := export.head) is not None and self._send(partition, export, head):
-            pass  # with exactly_once the lane has gone on
+            pass  # with exactly_once the lane has continued
         if export.head is not None:
             return
-        self._expect_next(partition, export)  # the one expected may be in the log no more
+        self._expect_next(partition, export)  # the expected one may no longer exist in the log
         if next((one for one in export.left if one in partition.offsets.incomplete), None) is None:
             sent = export.sent
             if sent is None or sent.state in (states.DONE, states.SUPERSEDED, states.PARKED):
@@ -167,13 +167,13 @@ class Valve:
 
     def _send(self, partition: Partition, export: Export, head: Work) -> bool:
         """Send the head of the lane, if its turn has come and its bytes are here."""
-        if head.state in FINISHED:  # it is in the log no more
+        if head.state in FINISHED:  # it no longer exists in the log
             export.left.pop(head.record[2], None)
             self._next(export, head)
             return True
         failure, bare = head.failure, head in partition.shelves.bare
         assert failure is not None
-        failure.exhausted_by = failure.exhausted_by or "policy"  # commits have it as given up
+        failure.exhausted_by = failure.exhausted_by or "policy"  # so commits have it as given up
         if not self._may_go(partition):
             if head.state == states.QUEUED and not bare:
                 partition.park(head)
@@ -205,7 +205,7 @@ class Valve:
         export.head = following if following and following.record[2] in export.left else None
 
     def _mark_next(self, partition: Partition, export: Export, head: Work) -> None:
-        """The record behind is parked before the head is sent."""
+        """Park the next record before the head is sent."""
         following = behind(head)
         if following is not None:
             if following.record[2] in export.left and following.state in (
@@ -213,7 +213,7 @@ class Valve:
                 states.RETRYING,
             ):
                 export.came = None
-                if following.state == states.RETRYING:  # it came back from the shelf, and waits
+                if following.state == states.RETRYING:  # it came from the shelf, and waits
                     assert following.failure is not None
                     export.came = following.failure.exhausted_by
                     partition.retried(following)
@@ -225,7 +225,7 @@ class Valve:
         self._expect_next(partition, export)
 
     def _expect_next(self, partition: Partition, export: Export) -> None:
-        """The first record that is kept as an offset goes next: every commit contains that."""
+        """The first record kept as an offset goes next: commits remember it as parked."""
         shelf = partition.lanes.shelves.get(export.key)
         first = shelf.offsets[0] if shelf is not None and shelf.offsets else -1
         if first in export.left and first != export.expected:
@@ -233,7 +233,7 @@ class Valve:
 
 
 def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
-    """The offsets of a lane that waits behind a parked head, and nothing else happens to it."""
+    """The offsets of a lane that only waits behind a parked head; None for any other lane."""
     lanes, failure = partition.lanes, head.failure
     if failure is not None and failure.left_lane:
         return head.record[2], [head.record[2]]

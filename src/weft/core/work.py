@@ -1,7 +1,7 @@
-"""One record on its way through the core (a `Work`), and what is kept of a failing one.
+"""One record on its way through the core (a `Work`), and the data of a failing one.
 
-A work is made when its record is received and dropped when it is done. Where it stands is its
-`state` (states.py); everything else here is what its lane, its batch and its failures need.
+A work is created when its record is received and dropped when it is done. Its place is given by its
+`state` (states.py); the other fields are for its lane, its batch and its failures.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 LaneKey = bytes | int | str
 
 STORY_EVENTS_MAX = 32
-FAILURE_OVERHEAD_BYTES = 1_024  # Python's objects around what is kept of a failing record, measured
+FAILURE_OVERHEAD_BYTES = 1_024  # measured: Python's objects for the data of a failing record
 TEXTS_MAX = 512
 TEXT_OVERHEAD_BYTES = 56
 
 
 class Tags(NamedTuple):
-    """What functions of the user return for a record; the core cannot call them."""
+    """Results of the user's functions for a record; the core cannot call them."""
 
     #: `Hold.by`
     hold: Hashable = None
@@ -59,7 +59,7 @@ class Work:
 
     #: when its latest attempt was passed on, on the engine's clock; not set before the first
     since: float
-    #: what functions of the user return for it; set only where there are such
+    #: results of the user's functions for it; set only if there are such functions
     tags: Tags
 
     def __init__(self, record: Record, partition: Partition, size: int) -> None:
@@ -68,21 +68,21 @@ class Work:
         self.partition = partition
         self.size = size
         self.state = QUEUED
-        #: the record behind it in its lane; a lane is this chain, its tail is in partition.lanes
+        #: the next record in its lane; a lane is this chain, its tail is in partition.lanes
         self.next: Work | None = None
         self.failure: Failure | None = None
         #: set while its lane has, or had, a failing record
         self.charge: LaneCharge | None = None
-        #: what it has to produce (exactly_once: until the transaction), then what was stored of it
+        #: its outputs (exactly_once: until the transaction), later the stored results
         self.outputs: Any = None
-        #: the batch it is, or was last, called in
+        #: the batch call that it is in, or was in last
         self.call: Call | None = None
 
     @classmethod
     def several(
         cls, records: Sequence[Record], sizes: Sequence[int], partition: Partition
     ) -> list[Work]:
-        """One for each record, as the constructor makes it, without a call for each."""
+        """One per record, like the constructor, without a call for each."""
         works: list[Work] = list(map(object.__new__, repeat(cls, len(records))))
         for work, record, size in zip(works, records, sizes, strict=True):
             work.record = record
@@ -115,31 +115,31 @@ class Work:
         return failure
 
     def resume(self, attempts: int, texts: SharedTexts) -> Failure:
-        """So many attempts failed before it came in; it has not started here."""
+        """It has failed so many times before it was fetched here; it has not started here."""
         failure = self.failure = Failure(texts)
         failure.attempts = attempts
         self.try_again(failure)
         return failure
 
     def try_again(self, failure: Failure) -> None:
-        """The handler is given the attempt before and its error."""
+        """Prepare the next attempt: the handler gets the last attempt's number and error."""
         attempt, error = failure.attempts + 1, failure.handed_on()
         self.record = self.record._replace(attempt=attempt, last_error=error)
 
     def shed(self) -> None:
-        """It waits: the traceback of the attempt before the last is not kept as long."""
+        """It waits for long: drop the traceback of the attempt before the last."""
         error = self.record.last_error
         if error is not None and error.traceback:
             self.record = self.record._replace(last_error=error._replace(traceback=""))
 
     @property
     def attempts(self) -> int:
-        """Calls of the handler that have failed so far."""
+        """Failed calls of the handler so far."""
         return 0 if self.failure is None else self.failure.attempts
 
     @property
     def retry(self) -> Retry:
-        """How it is tried again: by its handler's policy, or the one that was decided for it."""
+        """Its retry policy: the handler's, or the one that `on_exhausted` returned for it."""
         decision = None if self.failure is None else self.failure.decision
         if decision is None or decision.retry is None:
             return self.partition.handler.spec.retry
@@ -147,7 +147,7 @@ class Work:
 
     @property
     def given_up_by(self) -> GivenUp | None:
-        """What becomes of it once it is exhausted; None while a function has not decided that."""
+        """Its policy once it is exhausted; None while a function has not decided."""
         policy = self.partition.handler.spec.on_exhausted
         if isinstance(policy, GivenUp):
             return policy
@@ -156,20 +156,20 @@ class Work:
 
     @property
     def put_off(self) -> bool:
-        """It is parked, or held: nothing of its lane moves, and that is for long."""
+        """Whether it is parked, or held: nothing of its lane moves for long."""
         failure = self.failure
         held = self.state == RETRYING and failure is not None and failure.held
         return held or self.state == PARKED
 
     @property
     def parked_by(self) -> Park | None:
-        """What it is parked by; one that came parked: what its handler's function returned last."""
+        """Its Park policy; if it arrived parked, the last result of the handler's function."""
         policy = self.given_up_by or self.partition.handler.valve
         return policy if isinstance(policy, Park) else None
 
     @property
     def exported_in_time(self) -> bool:
-        """Where it stays parked for `after_s`, it is exported then, not released."""
+        """Whether it is exported after `after_s` in the park, not released."""
         policy = self.parked_by
         return policy is not None and policy.after_s is not None
 
@@ -182,23 +182,23 @@ class Work:
 
 
 class Call:
-    """One call of a handler with several records, a batch, and who of them goes before whom.
+    """One call of a handler with several records, a batch, and their order within lanes.
 
-    A record that has a slot of its own needs none of this; the hot loops do without.
+    A record with its own slot needs none of this; the hot loops work without.
     """
 
     __slots__ = ("first", "order", "running", "works")
 
     def __init__(self, order: Mapping[Work, Work], first: Work) -> None:
-        #: a record of it that names it, also once all are acknowledged
+        #: one of its records, as its name, also once all are acknowledged
         self.first = first
-        #: records that have not ended yet, where calls have a time-out (`Slots.time`). One that
-        #: was acknowledged and whose outputs were refused may be in another call by now
+        #: records that have not ended yet, if calls have a time-out (`Slots.time`). One that was
+        #: acknowledged and whose outputs were refused may be in another call by now
         self.running: dict[Work, None] = {}
-        #: a record -> the one before it in its lane in this call, until that is finished with.
-        #: Outlives the call: what failed together comes back in its order
+        #: a record -> the one before it in its lane in this call, until that is finished. It
+        #: outlives the call: records that failed together come back in order
         self.order = dict(order)
-        #: at_most_once: the records while the call waits for their started-marks; else empty
+        #: at_most_once: the records while the call waits for their started-marks; otherwise empty
         self.works: list[Work] = []
 
 
@@ -206,8 +206,8 @@ class Call:
 class LaneCharge:
     """What a lane with a failing record holds, so that it can be charged to the right budget.
 
-    Made when a lane first fails and shared by all records that are in it then or join later:
-    moving the whole lane between the two budgets is then one addition, not a walk.
+    Created when a lane first fails, and shared by all records in it then or later: moving the whole
+    lane between the two budgets is one addition, not a walk.
     """
 
     records: int = 0
@@ -217,30 +217,30 @@ class LaneCharge:
     parked: bool = False
 
 
-# -- what is kept of a failing record --------------------------------------------------------------
+# -- the data of a failing record ------------------------------------------------------------------
 
 
 class StoryEvent(NamedTuple):
-    """One thing that happened to a failing record, at a time of the engine's clock."""
+    """One event of a failing record, at a time of the engine's clock."""
 
     at: float
     what: str
 
 
 class SharedTexts:
-    """Texts that many failing records have in common are kept once.
+    """Stores texts that many failing records have in common once.
 
     A dependency that is down fails thousands of records with one traceback, of up to 2,000
-    characters. The table that finds equal ones is bounded; what it forgets stays shared by those
-    that have it.
+    characters. The table of known texts is bounded; a text dropped from it stays shared by the
+    records that have it.
     """
 
     def __init__(self) -> None:
-        #: a dictionary keeps its order: the one that was asked for least lately comes first
+        #: a dictionary keeps its order: the least recently used text comes first
         self._texts: dict[str, str] = {}
 
     def same(self, text: str) -> tuple[str, int]:
-        """The text as it is kept already, and how many bytes it takes more if it is not."""
+        """The stored copy of the text, and how many more bytes it takes if it is new."""
         known = self._texts.pop(text, None)
         kept = self._texts[text if known is None else known] = text if known is None else known
         if len(self._texts) > TEXTS_MAX:
@@ -249,7 +249,7 @@ class SharedTexts:
 
 
 def size_bytes(text: str) -> int:
-    """About what a text takes in memory; the empty one is everywhere the same."""
+    """The approximate size of a text in memory; the empty text costs nothing."""
     return TEXT_OVERHEAD_BYTES + len(text) * (1 if text.isascii() else 4) if text else 0
 
 
@@ -265,21 +265,21 @@ class HeldBy(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Decision:
-    """What a function as `on_exhausted` decides of one record."""
+    """The decision of an `on_exhausted` function about one record."""
 
-    #: the number of the question that waits for its answer; 0: none does
+    #: number of the pending question; 0: none
     asked: int = 0
-    #: it returned that: what becomes of the record
+    #: the returned outcome
     policy: GivenUp | None = None
-    #: it returned that: how the record is tried again
+    #: the returned retry policy
     retry: Retry | None = None
-    #: so often
+    #: how often it returned one
     retries: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """What is known of a record that has failed at least once."""
+    """The data of a record that has failed at least once."""
 
     _texts: SharedTexts
     #: the last error: type, message, and its traceback before and after the message
@@ -287,53 +287,53 @@ class Failure:
     #: the last events, in two columns: a tuple for each takes four times as much
     _at: array[float] = field(default_factory=lambda: array("d"))
     _what: list[str] = field(default_factory=list)
-    #: bytes of the error, of the story, and of what the next attempt is given, beside what is
-    #: shared with others; and how many of all were charged
+    #: bytes of the error, of the story, and of the data for the next attempt, without texts
+    #: shared with others; and how many of them were charged
     _bytes: list[int] = field(default_factory=lambda: [0] * 3)
     _charged: int = 0
-    #: calls of the handler with this record that failed
+    #: failed calls of the handler with this record
     attempts: int = 0
-    #: of these, those that cost no attempt: calls of a batch that failed as one, and `Hold.on`
+    #: of these, those that cost no attempt: batch calls that failed as one, and `Hold.on`
     shared: int = 0
-    #: of these, those in a row without a batch of the handler that succeeded in between
+    #: of these, those in a row without a successful batch of the handler in between
     rounds: int = 0
     good_calls: int = 0
     #: "skipped" or "dead_lettered" once its attempts are used up and that is its policy
     given_up: str | None = None
-    #: exactly_once: its output was refused after its lane had gone on
+    #: exactly_once: its output was refused after its lane had continued
     left_lane: bool = False
-    #: the size its next batch may have, after one failed whole; 0 is no limit
+    #: the size limit of its next batch, after one failed as a whole; 0 is no limit
     batch_max: int = 0
     #: when the next attempt may start, or it is released, on the engine's clock
     due: float = 0.0
     #: the same without a hold
     own_due: float = 0.0
-    #: of its entry in the schedule: a former one is of no account
+    #: number of its entry in the schedule: older entries are ignored
     ticket: int = -1
     #: it waits for the end of a hold
     held: bool = False
-    #: when it failed first with an error that `Hold.on` names, and that cost no attempt
+    #: time of its first free failure with an error of `Hold.on`
     waits_since: float | None = None
-    #: the end of a hold of this very record
+    #: end of a hold of this record itself
     held_until: float = 0.0
-    #: what held it last; None for a hold that came with the commit
+    #: the command that held it last; None for a hold restored from the commit
     held_by: HeldBy | None = None
-    #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), as long as they are
+    #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), while they are
     exhausted_by: str = ""
-    #: of the last error before it came here
+    #: hash of the last error before it was fetched here
     known_hash: int | None = None
-    #: of the present one, once a commit has asked
+    #: hash of the current error, once a commit needs it
     _hash: int | None = None
-    #: of a function as `on_exhausted`, once it was asked
+    #: for an `on_exhausted` function, once it was called
     decision: Decision | None = None
 
     @property
     def asked(self) -> bool:
-        """It waits for what `on_exhausted` returns."""
+        """Whether it waits for the result of `on_exhausted`."""
         return self.decision is not None and self.decision.asked > 0
 
     def count(self, now: float, error: ErrorInfo) -> None:
-        """One more attempt."""
+        """Count one more failed attempt."""
         self.attempts += 1
         again = self._error is not None and self._error[:2] == error[:2]
         self.keep(error)
@@ -341,7 +341,7 @@ class Failure:
         self.note(now, f"attempt {self.attempts} failed: {line}")
 
     def keep(self, error: ErrorInfo) -> None:
-        """It failed with this. Without the message tracebacks of one kind are equal: kept once."""
+        """Keep this error. Without the message, tracebacks of one kind are equal: stored once."""
         kind, message, trace = error
         before, _, after = trace.rpartition(message) if message else ("", "", trace)
         after = after if before else trace
@@ -351,14 +351,14 @@ class Failure:
         self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
 
     def replace(self, error: ErrorInfo) -> None:
-        """What is reported of its error, where that was not kept."""
+        """Set the reported error, if none was kept."""
         known = self.known_hash
         self.keep(error)
         self.known_hash = known
 
     @property
     def error_hash(self) -> int | None:
-        """Of the type of its last error and the place where that was raised."""
+        """A hash of the type of its last error and the place where it was raised."""
         if self._error is None or self.known_hash is not None:
             return self.known_hash
         if self._hash is None:
@@ -371,14 +371,14 @@ class Failure:
 
     @property
     def error(self) -> ErrorInfo | None:
-        """What it failed with last."""
+        """Its last error."""
         if self._error is None:
             return None
         kind, message, before, after = self._error
         return ErrorInfo(kind, message, f"{before}{message}{after}" if before else after)
 
     def handed_on(self) -> ErrorInfo | None:
-        """What it failed with last, for the next attempt."""
+        """Its last error, for the next attempt."""
         error = self.error
         if error is None:
             return None
@@ -387,17 +387,17 @@ class Failure:
 
     @property
     def charged(self) -> int:
-        """Bytes of it that the record's size contains."""
+        """Bytes of it that are included in the record's size."""
         return self._charged
 
     def uncharged(self) -> int:
-        """Bytes it keeps that were not charged to the buffers yet; now they are."""
+        """Bytes that were not charged to the buffers yet; marks them as charged."""
         more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self._charged
         self._charged += more
         return more
 
     def note(self, at: float, what: str) -> None:
-        """Add to the bounded history."""
+        """Add an event to the bounded history."""
         if len(self._what) == STORY_EVENTS_MAX:
             self._bytes[1] = max(0, self._bytes[1] - size_bytes(self._what[0]))
             del self._what[0], self._at[0]
