@@ -97,8 +97,11 @@ def test_a_handler_without_the_budget_continues(kafka):
     run = kafka.start(app)
     wait_for(lambda: run.snapshot()["handlers"]["continues"]["done"] == 20, WAIT_S)
     wait_for(lambda: bool(halts(run)), WAIT_S)
-    part = next(p for p in run.snapshot()["partitions"] if p["topic"] == held)
-    assert part["places"]["budget"] == 19
+
+    def waiting():
+        return {p["topic"]: p["places"]["budget"] for p in run.snapshot()["partitions"]}[held]
+
+    wait_for(lambda: waiting() == 19, WAIT_S)
     service.gate.set()
     wait_for(lambda: run.snapshot()["handlers"]["waits"]["done"] == 20, WAIT_S)
 

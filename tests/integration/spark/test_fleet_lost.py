@@ -64,7 +64,7 @@ def test_no_partition_waits_for_the_session_of_a_dead_member(
     check(fleet, since, held)
     # What a busy member does not answer in a second is shown as it was before.
     wait_for(lambda: {row["member"] for row in fleet.app.snapshot()["partitions"]} == {2})
-    assert "pushed out a dead member member=1" in caplog.text
+    wait_for(lambda: "pushed out a dead member member=1" in caplog.text)
 
 
 @pytest.mark.long
