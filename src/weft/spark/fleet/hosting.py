@@ -318,10 +318,17 @@ class Host:
                     return {"why": "refused" if bad else "failed", "reason": reason}
             fresh = False
             self._link.deliver({"type": "died", "reason": reason})
-            # A stop ends this rest early.
-            if self._woken.wait(again_s) and self._stop_mode is not None:
+            if self._stopped_within(again_s):
                 return {"why": self._why}
             again_s = min(again_s * 2, AGAIN_MAX_S)
+
+    def _stopped_within(self, seconds: float) -> bool:
+        """Rest; only a stop ends that early. What else woke the former life may be set still."""
+        until = time.monotonic() + seconds
+        while self._stop_mode is None and (left_s := until - time.monotonic()) > 0:
+            self._woken.wait(left_s)
+            self._woken.clear()
+        return self._stop_mode is not None
 
     def _live(self) -> RunReport:
         """One life of the member: from joining the group to having left it."""

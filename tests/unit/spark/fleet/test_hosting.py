@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,29 @@ def test_orders_that_come_while_a_member_starts_are_obeyed() -> None:
     host._on_message({"type": "results", "on": True})
     assert run.orders == [("pause", "t"), ("pause", "u"), ("open_results",)]
     assert former.orders == []
+
+
+def test_a_member_rests_before_it_starts_again(monkeypatch) -> None:
+    """Also where it was woken by something else than a stop; that ends the rest."""
+    monkeypatch.setattr(hosting, "AGAIN_S", 0.2)
+    starts: list[float] = []
+
+    def live() -> None:
+        starts.append(time.monotonic())
+        host._woken.set()  # its last calls returned what a budget had lent them
+        if len(starts) == 3:
+            threading.Timer(0.05, host._stop, ("now", "stopped")).start()
+        raise OSError("no broker answers")
+
+    host = Host.__new__(Host)
+    host._welcome, host._woken, host._run = {"again": True}, threading.Event(), None
+    host._stop_mode, host._why = None, "stopped"
+    host._link = SimpleNamespace(deliver=lambda _: None)  # type: ignore[assignment]  # no line is needed
+    monkeypatch.setattr(host, "_live", live)
+    assert host._supervise() == {"why": "stopped"}
+    first, second, third = starts
+    assert second - first > 0.19
+    assert third - second > 0.39
 
 
 def test_a_member_that_is_ending_reports_no_progress() -> None:
