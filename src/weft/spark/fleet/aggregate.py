@@ -1,4 +1,4 @@
-"""Many members' snapshots as one, with the names of the contract."""
+"""Many members' snapshots merged into one, with the field names of the contract."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def merged(
 def owned(
     message: Mapping[str, Any], mine: Collection[TopicPartition], *, lost: bool
 ) -> dict[str, Any]:
-    """A member's answer with the partitions that are its own; a lost member does nothing now."""
+    """A member's answer with only the partitions that it owns; a lost member does nothing now."""
     shot = message["shot"]
 
     def is_mine(row: Mapping[str, Any]) -> bool:
@@ -110,7 +110,7 @@ def owned(
 
 
 def _of_each(shots: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The rows of all members, each with whose it is."""
+    """The rows of all members, each with its member."""
     return [
         {**row, "member": index}
         for index in sorted(shots)
@@ -147,7 +147,7 @@ def _handlers(shots: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """p50 and p99 of what the members sampled."""
+    """p50 and p99 of the members' samples."""
     if not seconds:
         return {"p50": None, "p99": None}
     ordered = sorted(seconds)

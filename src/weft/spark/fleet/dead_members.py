@@ -1,7 +1,7 @@
 """Dead members of runs whose driver is dead: removed from the group instead of waited for.
 
-Kafka's admin call for it, `removeMembersFromConsumerGroup`, is in no librdkafka. The protocol
-itself allows it: a client with the same static id replaces that member, and may leave with its id.
+librdkafka has no call for Kafka's `removeMembersFromConsumerGroup`. The protocol itself allows it:
+a client with the same static id replaces that member, and may leave with its id.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")
 
-#: Orphans of a dead driver get so long to finish what runs, commit and leave by themselves.
+#: how long orphans of a dead driver have to finish running calls, commit and leave by themselves
 GRACE_S = 3.0
-#: A run looks for what earlier ones left for so long: after that a session has passed.
+#: how long a run looks for members of earlier runs: after that a session has passed
 LOOK_FOR_S = 60.0
 _LOOK_EVERY_S = 0.5
 _ANSWER_S = 5.0
 _DIAL_S = 1.0
 _PUSH_S = 6.0
-#: of members that no living one waits for: what an earlier run left, or the run's own at its end
+#: attempts for members that no living one waits for: of an earlier run, or the run's own at its end
 PUSHES_MAX = 10
-#: between two: the reason may pass, and the group may list for a moment what has left
+#: pause between two: the reason may be temporary, or the group's list a moment old
 _AGAIN_S, _AGAIN_MAX_S = 1.0, 5.0
 #: after so long the broker has ended a dead member's transaction by itself
 _TRANSACTION_S = 20.0
 
 
 class DeadMembers:
-    """What earlier runs left in the group; looked for on a thread of its own."""
+    """Removes what earlier runs left in the group; looks for it on a separate thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DeadMembers:
         *,
         transactional: bool,
     ) -> None:
-        """`connect` makes the clients of a member with this static id.
+        """`connect` creates the clients of a member with this static id.
 
         `transactional`: members produce in transactions, and a dead one may have left one open.
         """
@@ -64,15 +64,15 @@ class DeadMembers:
         self._transactional = transactional
         self._over = threading.Event()
         self._since: dict[str, float] = {}
-        #: whose failed push-out was logged: the next ones mostly have the same reason
+        #: members whose failed removal was logged: later failures mostly have the same reason
         self._logged: set[str] = set()
 
     def look(self) -> None:
-        """Begin; returns at once."""
+        """Start looking; returns immediately."""
         guard.thread("weft-dead-members", self._look).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._over.set()
 
     def push_out_own(self) -> list[str]:
@@ -92,17 +92,17 @@ class DeadMembers:
         return static_id(instance_name(self.group, self._run), index, seat)
 
     def in_the_group(self, names: Sequence[str]) -> list[str]:
-        """Which of them are; all where the group cannot be described now."""
+        """Those of them that are in the group; all if it cannot be described now."""
         found = self._static_members()
         there = set(names) if found is None else {one.instance_id for one in found}
         return [name for name in names if name in there]
 
     def push_out(self, names: Sequence[str], pushes_max: int | None = None) -> list[str]:
-        """Have these leave the group; those that are in it still, after so many pushes.
+        """Make these leave the group; returns those still in it, after so many attempts.
 
-        They must be dead: one that lives would be fenced. Again until none is listed, for a push
-        ends without a result where a rebalance takes longer than the wait for it (who asks to join
-        and goes has a place in the group for a session), and where brokers are away or refuse.
+        They must be dead: a living one would be fenced. Repeated until none is listed, because an
+        attempt has no effect if a rebalance takes longer than the wait for it (a client that joins
+        and disconnects keeps a place for a session), or if brokers are away or refuse.
         """
         ends = _started(self._end_transaction, names) if self._transactional else []
         left, pushes, pause_s = list(names), 0, _AGAIN_S
@@ -121,7 +121,7 @@ class DeadMembers:
     # -- inside ------------------------------------------------------------------------------------
 
     def _static_members(self) -> list[StaticMember] | None:
-        """Those of the group; None where it cannot be described now."""
+        """The group's static members; None if it cannot be described now."""
         try:
             with self.admin() as admin:
                 return admin.static_members(self.group, _ANSWER_S)
@@ -134,7 +134,7 @@ class DeadMembers:
         until, mine = time.monotonic() + LOOK_FOR_S, (None, self._run)
         while time.monotonic() < until:
             found = self._static_members()
-            if found is not None:  # else the brokers may be back in a moment
+            if found is not None:  # otherwise the brokers may be back in a moment
                 others = [one for one in found if run_of(one.instance_id, self.group) not in mine]
                 if not others:
                     return
@@ -153,7 +153,7 @@ class DeadMembers:
         try:
             consumer = self._connect(name).consumer()
             consumer.subscribe(self._topics, _NoCallbacks())
-            consumer.leave(_PUSH_S)  # which waits for the end of the join
+            consumer.leave(_PUSH_S)  # waits for the end of the join
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             level = "debug" if name in self._logged else "warning"
@@ -161,7 +161,7 @@ class DeadMembers:
             event(level, "push-out failed", member=name, reason=reason)
 
     def _end_transaction(self, name: str) -> None:
-        """Abort what a dead member left open: who gets its partitions cannot read them before."""
+        """Abort a dead member's open transaction: it blocks the next owner's reads."""
         until = time.monotonic() + _TRANSACTION_S
         while True:
             try:
@@ -184,10 +184,10 @@ def _started(task: Callable[[str], None], names: Sequence[str]) -> list[threadin
 
 
 class _NoCallbacks:
-    """Takes its partitions and begins none."""
+    """A listener that starts none of its partitions."""
 
     def on_assigned(self, _partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Nothing is read."""
+        """Start none."""
         return {}
 
     def on_revoked(self, _partitions: Sequence[TopicPartition]) -> None:
@@ -198,10 +198,10 @@ class _NoCallbacks:
 
 
 def driver_is_dead(member: StaticMember) -> bool:
-    """Whether the driver of a member's run is known to be gone. False where one cannot know.
+    """Whether the driver of a member's run is known to be gone. False if that is unknown.
 
-    Its port refuses on its own machine, or another run's channel answers there. A port that only
-    does not answer may be behind a firewall; then the session time-out decides.
+    It is if its port refuses connections on its own machine, or another run answers there. A port
+    that does not answer may be behind a firewall; then the session time-out decides.
     """
     place = driver_of(member.client_id)
     if place is None:

@@ -12,24 +12,24 @@ from weft.spark.fleet.roster import Roster
 from weft.types import ErrorInfo, RunReport, TopicPartition
 
 # -- drained ---------------------------------------------------------------------------------------
-# `until="drained"` of a fleet: judged on the driver, for the whole group.
+# `until="drained"` of a fleet: decided on the driver, for the whole group.
 
 
 _log = logging.getLogger("weft")
 
 _ANSWER_S = 10.0
 _ASK_EVERY_S = 1.0
-#: The broker answers a transaction's end before its offsets can be read, as a rule by
+#: The broker answers a transaction's end before its offsets can be read, usually by
 #: milliseconds.
 _VISIBLE_S = 10.0
 _LOOK_S = 0.05
 
 
 class GroupDrain:
-    """The ends as they were at the start, and which of them the group has not reached.
+    """The ends at the start of the run, and which of them the group has not reached.
 
-    A partition is finished with when the group has committed its end, or when the member that
-    holds it reports that: parked records are never committed.
+    A partition is finished when the group has committed its end, or when the member that owns it
+    reports that: parked records are never committed.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class GroupDrain:
         self._asked_at = 0.0
 
     def ends(self) -> list[list[Any]]:
-        """[topic, partition, end] of all that has records."""
+        """[topic, partition, end] of all partitions with records."""
         return [[*where, end] for where, end in self._left.items()]
 
     def over(self, finished: Iterable[TopicPartition]) -> bool:
-        """Whether only records that members report as finished remain."""
+        """Whether only partitions that members report as finished remain."""
         elsewhere = set(self._left) - set(finished)
         if elsewhere and time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._asked_at = time.monotonic()
@@ -57,9 +57,9 @@ class GroupDrain:
         return not elsewhere
 
     def missing(self, parked: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """After everybody has left: what the group has not committed, beside what is parked.
+        """After all members have left: what the group has not committed, except parked partitions.
 
-        Not empty when a member was killed while it left. The last offsets are waited for.
+        Not empty if a member was killed while it left. Waits for the last offsets.
         """
         beside, until = set(parked), time.monotonic() + _VISIBLE_S
         while True:
@@ -70,7 +70,7 @@ class GroupDrain:
             time.sleep(_LOOK_S)
 
     def _strike(self, partitions: set[TopicPartition]) -> None:
-        """Strike out what the group has committed."""
+        """Remove the partitions whose end the group has committed."""
         if not partitions:
             return
         try:
@@ -88,24 +88,24 @@ class Ending:
     """What is known of the end so far."""
 
     def __init__(self) -> None:
-        #: (exit code, reason, error) of what ends the run before its time
+        #: (exit code, reason, error) of an early end
         self.fatal: tuple[int, str, list[str] | None] | None = None
         self.drained = False
         self._parked = 0
 
     def break_off(self, code: int, reason: str, error: list[str] | None = None) -> bool:
-        """End for this reason; False when there was one before."""
+        """End for this reason; False if there was one before."""
         first = self.fatal is None
         if first:
             self.fatal = (code, reason, error)
         return first
 
     def note_drained(self, parked: int) -> None:
-        """All that was there at the start is finished with, beside what is parked."""
+        """Everything present at the start is finished, except for parked records."""
         self.drained, self._parked = True, parked
 
     def confirm(self, drain: GroupDrain | None, roster: Roster) -> None:
-        """After everybody has left: ask the broker whether the drain is committed."""
+        """After all members have left: check with the broker that the drain is committed."""
         if drain is None or not self.drained or self.fatal is not None or self._parked:
             return
         parked = [where for where, at_end in roster.finished().items() if not at_end]
@@ -127,7 +127,7 @@ class Ending:
         return (0, "drained") if self.drained else (0, "stopped")
 
     def report(self, roster: Roster, signalled: int | None, seconds: float) -> RunReport:
-        """The run's report, with the counts of all members and their lives."""
+        """The run's report, with the counts of all members, also of killed ones."""
         code, reason = self.outcome(signalled)
         error = None if self.fatal is None else self.fatal[2]
         total = roster.total

@@ -1,4 +1,4 @@
-"""A member inside its Spark task: the same runtime as in one process, led by the driver."""
+"""A member inside its Spark task: the same runtime as in one process, directed by the driver."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 
-#: between two looks around: while something moves, and while nothing does
+#: interval of checks: while records move, and while nothing does
 _LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 
 
 class Lent(Shares):
-    """A member of a fleet has no shares by its partitions: the driver lends."""
+    """A fleet member's shares do not depend on its partitions: the driver lends."""
 
     def __init__(self, routes: Routes, plans: Sequence[HandlerPlan], borrowing: Borrowing) -> None:
         super().__init__(routes, plans)
         self._borrowing = borrowing
 
     def begin(self, member: Member, admin: AdminPort) -> None:
-        """Before the member has anything."""
+        """Before the member owns anything."""
         self._borrowing.begin(member)
 
     def look(self, member: Member, admin: AdminPort | None) -> None:
@@ -86,7 +86,7 @@ class Lent(Shares):
 
 
 class MemberRun(Run):
-    """The runtime of one process, with what its host needs to see and to hurry."""
+    """The runtime of one process, with the additions that its host needs."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class MemberRun(Run):
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
-        `checked`: an earlier life on an executor has found the cluster in order.
-        `table`: the way to the table that results go into.
+        `checked`: an earlier run of this member has checked the cluster.
+        `table`: the connection to the table for results.
         `on_found` gets the committed offsets of partitions as they are assigned.
         `borrowing`: what the driver lends of budgets.
         """
@@ -112,7 +112,7 @@ class MemberRun(Run):
         self._table = table
         self._borrowing = borrowing
         super().__init__(app, until=None, stream=stream)
-        self._outside.muted = True  # the driver shows all members
+        self._outside.muted = True  # the driver serves all members
         self._shares = Lent(self._routes, self._plans, borrowing)
 
     def _connect(self) -> Connection:
@@ -129,7 +129,7 @@ class MemberRun(Run):
         return TableConnection(connection.settings, self._table)
 
     def _check(self, admin: AdminPort) -> list[str]:
-        # Coming back is a matter of half a second, and asking again would take a part of that.
+        # A restart takes half a second, and a new check would take a part of that.
         if self._checked:
             return self._routes.topics
         handlers = self._handlers
@@ -151,11 +151,11 @@ class MemberRun(Run):
 
     @property
     def may_restart(self) -> bool:
-        """It broke in a way that a new one in its place may not."""
+        """Whether a new member may not have the failure that ended this one."""
         return self._member is None or self._member.may_restart
 
     def hurry(self, drain_timeout_s: float) -> None:
-        """A stop may take no longer than this from now on."""
+        """From now on a stop may take no longer than this."""
         if self._member is not None:
             config = self._member.config
             config.drain_timeout_s = min(config.drain_timeout_s, drain_timeout_s)
@@ -169,13 +169,13 @@ class MemberApp(Hosted, Protocol):
     """The app inside a member."""
 
     def adopt(self, run: Any, options: AppOptions) -> None:
-        """Be run by this member, with these options."""
+        """Set the run that executes the app, and these options."""
 
 
 class MemberHandle:
-    """What a handler's `app.stop()`, `app.pause()` and the like reach inside a member.
+    """The target of a handler's `app.stop()`, `app.pause()` and the like inside a member.
 
-    It speaks for itself, and asks the driver for what concerns all.
+    Requests that concern the whole fleet go to the driver.
     """
 
     def __init__(self, run: Run, link: Link) -> None:
@@ -183,7 +183,7 @@ class MemberHandle:
 
     @property
     def over(self) -> bool:
-        """The member has ended."""
+        """Whether the member has ended."""
         return self._run.over
 
     def start(self) -> None:
@@ -211,18 +211,18 @@ class MemberHandle:
         return self._run.snapshot()
 
     def open_results(self) -> ResultStream:
-        """Results are the driver's."""
+        """Results are read on the driver."""
         raise ConfigError("app.results() is read on the driver of a fleet, not in a member")
 
     def install_signals(self) -> None:
-        """Signals are the task's."""
+        """The task handles signals."""
 
     def restore_signals(self) -> None:
-        """Signals are the task's."""
+        """The task handles signals."""
 
 
 class Host:
-    """Runs one member until it has left for good; starts it again when only it broke."""
+    """Runs one member until it has left for good; restarts it if only the member broke."""
 
     def __init__(self, task: MemberTask, link: Link, welcome: Message, app: MemberApp) -> None:
         self._link = link
@@ -243,7 +243,7 @@ class Host:
         mine = static_id(task.name, task.index, int(welcome["seat"]))
         self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
-        #: held while orders that last change, or a run is made that obeys them
+        #: held while lasting orders change, and while a run that obeys them is created
         self._ordering = threading.Lock()
         #: the run that obeys them: the next one, from before its start
         self._ordered: MemberRun | None = None
@@ -257,10 +257,10 @@ class Host:
         self._woken = threading.Event()
         self._parent = os.getppid()
         self._progress_at = 0.0
-        #: what the driver was told last, and when it must hear of us again
+        #: the last report to the driver, and when the next one is due at the latest
         self._progress: dict[str, Any] = {}
         self._alive_at = 0.0
-        #: nothing has moved since then
+        #: nothing has changed since that report
         self._idle = False
         self._borrowing = Borrowing(
             link.send,
@@ -278,7 +278,7 @@ class Host:
         """Run until the end; returns the last message to the driver."""
 
         def terminated(_number: int, _frame: FrameType | None) -> None:
-            # This process alone: finish what runs and leave; the driver brings another.
+            # This process only: finish running calls and leave; the driver starts another one.
             # Only a thread: a signal handler may interrupt one that holds a lock.
             stopping = ("in_flight", "terminated")
             threading.Thread(target=self._stop, args=stopping, daemon=True).start()
@@ -312,7 +312,7 @@ class Host:
             except Exception as error:
                 _log.debug("the member did not start", exc_info=True)
                 bad = isinstance(error, ConfigError)
-                ours = isinstance(error, WeftError)  # whose messages stand by themselves
+                ours = isinstance(error, WeftError)  # its message needs no type name
                 reason = str(error) if ours else f"{type(error).__name__}: {error}"
                 if fresh:
                     return {"why": "refused" if bad else "failed", "reason": reason}
@@ -331,7 +331,7 @@ class Host:
         return self._stop_mode is not None
 
     def _live(self) -> RunReport:
-        """One life of the member: from joining the group to having left it."""
+        """One run of the member: from joining the group to having left it."""
 
         def begun(found: Mapping[TopicPartition, Found]) -> None:
             rows = places_at_start(found, self._app.options.on_offset_lost)
@@ -351,7 +351,7 @@ class Host:
         run.start()
         self._run = run
         self._link.deliver({"type": "up"})
-        if self._stop_mode is not None:  # it came while the run was being made
+        if self._stop_mode is not None:  # requested while the run was being created
             run.stop(self._stop_mode)
         while not run.over:
             idle = self._idle and self._stop_mode is None
@@ -363,7 +363,7 @@ class Host:
         return run.wait()
 
     def _give_orders(self, run: MemberRun) -> None:
-        """What is in force; what comes while it starts, and later, it is given as it comes."""
+        """Apply the orders in force; later ones are applied as they arrive."""
         with self._ordering:
             self._ordered = run
             for topic in self._paused:
@@ -376,7 +376,7 @@ class Host:
         self._stream = run.open_results()
         self._results.follow(self._stream)
 
-    # -- looking around ----------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _look(self, run: MemberRun) -> None:
         if self._stop_mode is None or self._why == "stopped":
@@ -398,11 +398,11 @@ class Host:
             return
 
         def state(engine: Engine, _now: float) -> dict[str, Any]:
-            """Inside the door, so that counts and places are of one moment."""
+            """Inside the door, so that counts and places are of the same moment."""
             held = dict(member.partitions)
             return {
                 "counts": {name: sum(getattr(h, name) for h in engine.handlers) for name in COUNTS},
-                # What is held here and at its end of the start; False: but for parked.
+                # Finished partitions that it owns; False: except for parked records.
                 "finished": [
                     [*where, held[where].frontier >= end]
                     for where, end in self._ends.items()
@@ -449,7 +449,7 @@ class Host:
             self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
             if not message["again"] and self._run is not None and not self._run.over:
-                self._link.send({"type": "up"})  # it was lost with the line
+                self._link.send({"type": "up"})  # the first one was lost with the connection
             self._results.again()
             self._borrowing.again()
             if self._table is not None:
@@ -463,7 +463,7 @@ class Host:
         self._woken.set()
 
     def _catch_up(self, orders: Message) -> None:
-        """What was ordered while there was no line."""
+        """Apply orders that were given while there was no connection."""
         paused: set[str | None] = set(orders["paused"])
         for topic in self._paused - paused:
             self._pause(topic, on=False)
@@ -492,7 +492,7 @@ class Host:
                 (self._ordered.pause if on else self._ordered.resume)(topic)
 
     def _answer(self, question: Message) -> None:
-        """Answer a query about single records or a partition, from the driver."""
+        """Answer the driver's query about single records or a partition."""
         run = self._run
         known: Any = None
         if question["ask"] == "ended":
@@ -511,14 +511,14 @@ class Host:
 
 
 class _ToDriver(logging.Handler):
-    """Weft's log lines of this process, written by the driver."""
+    """Sends Weft's log lines of this process to the driver, which writes them."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
         # Log calls may come from inside the door, where nothing may block: lines wait here.
         self._lines: deque[dict[str, Any]] = deque()
-        #: lines that found too many waiting, since the last one that was sent
+        #: dropped lines since the last one that was sent
         self._left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -535,7 +535,7 @@ class _ToDriver(logging.Handler):
                 "level": record.levelno,
                 "name": record.name,
                 "text": text[:LOG_LINE_CHARS_MAX],
-                "fields": {  # as JSON has them: numbers stay numbers
+                "fields": {  # as JSON values: numbers stay numbers
                     name: one
                     if one is None or isinstance(one, bool | int | float)
                     else str(one)[:LOG_LINE_CHARS_MAX]
@@ -554,7 +554,7 @@ class _ToDriver(logging.Handler):
 
     @contextmanager
     def installed(self, level: int) -> Iterator[None]:
-        """Weft's logger sends to the driver instead of the executor's own log."""
+        """Send Weft's log to the driver instead of the executor's own log."""
         before = _log.level, _log.propagate
         _log.setLevel(level)
         _log.propagate = False

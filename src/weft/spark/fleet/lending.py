@@ -1,7 +1,7 @@
-"""Budgets of a fleet: the driver lends, its members report what they hold and want.
+"""Budgets of a fleet: the driver lends, the members report what they hold and need.
 
-What is lent to whom is decided in core/lessor.py; here are the lines, the clock and the proof that
-a member is dead. Nothing runs, and nothing is sent, where no handler has a budget.
+core/lessor.py decides what is lent to whom; here are the messages, the clock and the proof that a
+member is dead. Without a budget nothing runs, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from weft.runtime.member.member import Member
     from weft.spark.fleet.slots import Slot
 
-#: between two rounds in which the driver divides what several members wait for
+#: interval of rounds in which the driver divides what several members wait for
 _ROUND_S = 0.1
-#: a report that is asked for comes not sooner after the one before
+#: least time between two reports, also of requested ones
 _SOON_S = 0.05
 _PROOF_EVERY_S = 0.5
-#: the worker processes of a dead member end when they see that
+#: time for the worker processes of a dead member to detect its death and end
 _WORKERS_END_S = 1.0
 
 
 class Borrowing:
-    """A member's end. Of the thread that looks after the member, but for `urge` and `lent`."""
+    """A member's end. Used by the thread that runs the checks, except `urge` and `lent`."""
 
     def __init__(
         self,
@@ -45,19 +45,20 @@ class Borrowing:
         *,
         needed: bool,
     ) -> None:
-        """`needed`: a handler has a budget. `deliver`: also where the line is broken now."""
+        """`needed`: a handler has a budget. `deliver`: sends, also after a broken connection."""
         self._send, self._deliver, self._needed = send, deliver, needed
         self._life = ""
         self._member: Member | None = None
         self._reported_at = 0.0
         self._urged = False
-        #: the last report may be lost: an idle member has no other, and would keep what it returned
+        #: the last report may be lost: an idle member sends no other, and would keep what it
+        #: returned
         self._lost = False
-        #: wakes the thread that looks
+        #: wakes the thread that runs the checks
         self.wake: Callable[[], None] = lambda: None
 
     def begin(self, member: Member) -> None:
-        """A life of the member begins, with nothing lent."""
+        """A run of the member starts, with nothing lent."""
         if self._needed:
             self._life, self._member = secrets.token_hex(8), member
             member.door.call(lambda engine, now: engine.lease_budgets(now))
@@ -68,7 +69,7 @@ class Borrowing:
         self.wake()
 
     def within_s(self, seconds: float) -> float:
-        """How long the thread that looks may rest: so long, or less."""
+        """How long the checking thread may sleep, at most `seconds`."""
         return seconds if self._member is None else min(seconds, self._due_s())
 
     def _due_s(self) -> float:
@@ -76,7 +77,7 @@ class Borrowing:
         return max(0.0, self._reported_at + every_s - time.monotonic())
 
     def look(self) -> None:
-        """Report, if it is time, and there is something to report."""
+        """Send a report if it is due and something is new."""
         member = self._member
         if member is None or self._due_s() > 0:
             return
@@ -88,47 +89,47 @@ class Borrowing:
                 self._send({"type": "lease", "life": self._life, "reports": reports})
 
     def again(self) -> None:
-        """The line was broken; any thread."""
+        """The connection was broken. Thread-safe."""
         self._lost = True
 
     def lent(self, message: Message) -> None:
-        """The driver lends; any thread."""
+        """The driver lends. Thread-safe."""
         member = self._member
         if member is not None and message["life"] == self._life:
             lents = [Lent(*row) for row in message["lents"]]
             member.door.post(lambda engine, now: engine.lent(now, lents))
 
     def end(self) -> None:
-        """The life has ended: with every call, or with some that cannot be ended."""
+        """The run has ended, with all calls or with some that cannot be ended."""
         member, self._member = self._member, None
         if member is None:
             return
         running = True
         with suppress(InternalError):
             running = member.door.call(lambda engine, _: engine.budgets_in_use)
-        # Once: what a life that has ended held would not be lent again while its process lives.
+        # Once: otherwise its share would not be lent again while its process exists.
         self._deliver({"type": "lease", "life": self._life, "reports": [], "running": running})
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One life of a member, as the driver knows it."""
+    """One run of a member, as the driver knows it."""
 
     index: int
     pid: int
     kernel: str | None
     wire: Wire | None
-    #: its proof is looked for
+    #: a thread waits for the proof of its end
     lost: bool = False
 
 
 class Lending:
-    """The driver's end. Any thread."""
+    """The driver's end. Thread-safe."""
 
     def __init__(
         self, budgets: Iterable[Budget], has_ended: Callable[[str | None, int], bool]
     ) -> None:
-        """`has_ended(kernel, pid)`: whether it is known that this process has ended."""
+        """`has_ended(kernel, pid)`: whether this process is known to have ended."""
         now = time.monotonic()
         self._lessors = {
             one.name: Lessor(one.name, one.per_s, one.in_flight, now) for one in budgets
@@ -139,12 +140,12 @@ class Lending:
         self._woken, self._closed = threading.Event(), threading.Event()
 
     def begin(self) -> None:
-        """Lend from now on, if there is anything to lend."""
+        """Start to lend, if there are budgets."""
         if self._lessors:
             guard.thread("weft-lending", self._rounds, guard.log_death).start()
 
     def close(self) -> None:
-        """Lend no more."""
+        """Stop lending."""
         self._closed.set()
         self._woken.set()
 
@@ -173,7 +174,7 @@ class Lending:
         self._woken.set()
 
     def line_ended(self, wire: Wire) -> None:
-        """A line has ended: whose calls run over it is not known now."""
+        """A connection has ended: it is unknown whether calls of its member still run."""
         with self._lock:
             for name, life in list(self._lives.items()):
                 if life.wire is wire:
@@ -212,7 +213,7 @@ class Lending:
                     )  # fmt: skip
 
     def _waits(self, name: str, life: _Life) -> bool:
-        """It is away, and calls are kept for it; else it is looked for no more."""
+        """Whether it is away and calls are reserved for it; otherwise the wait ends."""
         with self._lock:
             known = any(lessor.knows(name) for lessor in self._lessors.values())
             if not known:
@@ -234,7 +235,7 @@ class Lending:
                     break
 
     def _send(self, lents: Iterable[tuple[str, Lent]]) -> None:
-        """Outside the lock: a line may be slow."""
+        """Outside the lock: a connection may be slow."""
         rows: dict[str, list[Lent]] = {}
         for name, lent in lents:
             rows.setdefault(name, []).append(lent)

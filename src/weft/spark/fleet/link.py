@@ -1,7 +1,7 @@
-"""A member's end of the control channel: it dials the driver, and again when the line breaks.
+"""A member's end of the control channel: it connects to the driver, and again after a break.
 
-A line that breaks may lose what was sent last. Who waits for an answer asks again at `welcome
-again`; what has no answer goes through `deliver`.
+A connection that breaks may lose the last messages. Senders that wait for an answer repeat them at
+`welcome again`; messages without an answer go through `deliver`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.spark.fleet.wire import Message, Wire, WireError, introduce
 _DIAL_S = 2.0
 _DIAL_EVERY_S = 0.2
 _FIRST_DIAL_S = 15.0
-#: reports to callbacks that wait for a broken line; all else that waits is a few lines
+#: most reports to callbacks that wait for a connection; everything else is a few lines
 _KEPT_MAX = 1_000
 
 
@@ -37,7 +37,7 @@ class Link:
         self._closed = False
         self._delivering = threading.Lock()
         self._kept: deque[Mapping[str, Any]] = deque()
-        #: of these, reports to callbacks; and how many were dropped since the line broke
+        #: of these, reports to callbacks; and how many were dropped since the break
         self._reports = self._dropped = 0
 
     def open(self, facts: Mapping[str, Any]) -> Message:
@@ -64,7 +64,7 @@ class Link:
         return True
 
     def deliver(self, message: Mapping[str, Any]) -> None:
-        """Send what the driver must know: now, or when the line is back."""
+        """Send what the driver must receive: now, or after a reconnect."""
         with self._delivering:
             if self._kept or not self.send(message):
                 self._kept.append(message)
@@ -81,8 +81,8 @@ class Link:
         if wire is None or not self.send(message):
             return
         wire.finish()
-        # A listener that reads sees the driver's end of the line; without one we read it here:
-        # closing with something unread would cut off what we sent last.
+        # A running listener reads the driver's end of the connection; without one it is read here:
+        # closing a socket with unread data would cut off what was sent last.
         if self._listening:
             self.gone.wait(HANDSHAKE_S)
             return
@@ -92,9 +92,9 @@ class Link:
                 pass
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._closed = True
-        wire = self._wire  # the listener takes it away where it breaks
+        wire = self._wire  # the listener sets it to None after a break
         if wire is not None:
             wire.close()
 
@@ -105,7 +105,7 @@ class Link:
     def _listen(self, on_message: Callable[[Message], None]) -> None:
         try:
             while self._wire is not None:
-                with suppress(WireError):  # treated like a broken line: dial again
+                with suppress(WireError):  # handled like a broken connection: connect again
                     while (message := self._wire.receive()) is not None:
                         on_message(message)
                 if self._closed:
@@ -117,12 +117,12 @@ class Link:
             self.gone.set()
 
     def _again(self, on_message: Callable[[Message], None]) -> None:
-        """The line broke: the driver's host may have blinked, or the driver is dead."""
+        """The connection broke: a short network failure, or the driver is dead."""
         try:
             wire, welcome = self._dial_for(DRIVER_GONE_S, refused_s=DRIVER_REFUSES_S)
         except WireError:
             return
-        # First: the answer to "welcome again" is what is sent again, over this line.
+        # First: the answer to "welcome again" is sent over this connection.
         self._wire = wire
         with self._delivering:
             while self._kept and self.send(self._kept[0]):
@@ -134,7 +134,7 @@ class Link:
         on_message({**welcome, "type": "welcome again"})
 
     def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
-        """For so long; for `refused_s` where the port refuses."""
+        """Connect, for so many seconds; for `refused_s` while the port refuses connections."""
         began = time.monotonic()
         while True:
             try:
@@ -149,10 +149,10 @@ class Link:
                 if time.monotonic() - began >= patience_s or self._closed:
                     host, port = self._address
                     raise WireError(f"no driver at {host}:{port}: {error}") from error
-            # A pause between two tries, ended early by nothing: nothing wakes this thread.
+            # Nothing ends this pause early.
             time.sleep(_DIAL_EVERY_S)
 
 
 def _is_report(message: Mapping[str, Any]) -> bool:
-    """What a callback of the user's is called with: nothing of Weft depends on it."""
+    """Whether it is for a user's callback: Weft itself does not need it."""
     return bool(message["type"] == "event")

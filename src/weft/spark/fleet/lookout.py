@@ -1,4 +1,4 @@
-"""What the driver looks after while a fleet runs: who is away, and whose executor goes."""
+"""The driver's checks while a fleet runs: members that are away, executors that go."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from weft.spark.fleet.session import FleetSession
 from weft.spark.fleet.slots import Slot
 
 # -- lost ------------------------------------------------------------------------------------------
-# Members that die while their fleet runs: pushed out of the group, so that no one waits for them.
+# Members that die while their fleet runs are removed from the group, so that no one waits for them.
 #
-# A classic group ends a rebalance when every member has joined again, or when a session has passed
-# without a word of it. A dead member is waited for like that: its own partitions, and those that
-# are on the move between members that live, wait too. So the driver pushes it out, once it is
-# proved to be dead: its line has ended without a goodbye, and
-# - its process is gone, as seen by the driver or a member under the same kernel; or
-# - Spark has given its executor up, and an orphan has had the time to leave by itself.
-# One that has said goodbye is looked for, too: where a dead member held up the rebalance that it
-# left in, its own request to leave may have been lost behind its join. It is pushed out until the
-# group lists it no more: brokers that do not answer now, or a rebalance that is slow, end nothing.
-# Without proof the session decides: a member that lives and is pushed out would be fenced in the
-# middle of its work.
+# A classic group ends a rebalance when every member has joined again, or when a silent one's
+# session has ended. A dead member is waited for in this way: its own partitions, and those that
+# move between living members, wait too. So the driver removes it, once it is proved to be dead: its
+# connection has ended without a goodbye, and - its process is gone, as seen by the driver or a
+# member under the same kernel; or - Spark has given its executor up, and an orphan has had the time
+# to leave by itself. One that has sent a goodbye is checked, too: if a dead member delayed the
+# rebalance in which it left, its own leave request may have been lost behind its join. Removal is
+# repeated until the group no longer lists it: brokers that do not answer now, or a slow rebalance,
+# do not end it. Without proof the session decides: a living member would be fenced in the middle of
+# its work.
 #
-# Mostly Spark starts a member again within a second. The successor joins under another id, and a
-# former holder that the group still lists is pushed out then, without further proof: it would be
-# fenced by the same id, too.
+# Usually Spark restarts a member within a second. The successor joins under another id, and a
+# former holder that the group still lists is then removed without further proof: the same id would
+# fence it, too.
 
 _log = logging.getLogger("weft")
 
@@ -45,7 +44,7 @@ _ANSWER_S = 2.0
 
 
 def process_has_ended(roster: Roster, where: str | None, pid: int) -> bool:
-    """Whether it is known that this process has ended: we, or a member, live under its kernel."""
+    """Whether this process is known to have ended: the driver, or a member, sees its kernel."""
     if where is None:
         return False
     if where == kernel():
@@ -59,15 +58,15 @@ def process_has_ended(roster: Roster, where: str | None, pid: int) -> bool:
 
 
 class Lost:
-    """Looks after members whose line has ended; each on a thread of its own, for it waits."""
+    """Handles members whose connection has ended; each on a separate thread, because it waits."""
 
     def __init__(self, roster: Roster, session: FleetSession, dead: DeadMembers) -> None:
         self._roster, self._session, self._dead = roster, session, dead
-        #: member -> since when it was silent when we began to look after it
+        #: member -> since when it was silent when its handling started
         self._begun: dict[int, float] = {}
 
     def look(self) -> None:
-        """Begin with those who are lost since the last look; returns at once."""
+        """Start with members lost since the last check; returns immediately."""
         for slot in self._roster.slots:
             while slot.displaced:
                 name = self._dead.static_id(slot.index, slot.displaced.pop())
@@ -89,23 +88,23 @@ class Lost:
             self._push_out(slot, name, f"{proof}; the others get its partitions", since)
 
     def _follow_up(self, slot: Slot, name: str) -> None:
-        """Its successor is there: it goes, unless it has left as it should."""
+        """Its successor has connected: remove it, unless it has left as it should."""
         if self._dead.in_the_group([name]):
             self._push_out(slot, name, "Spark has started it again; the group rebalances")
 
     def _push_out(self, slot: Slot, name: str, reason: str, since: float | None = None) -> None:
-        """Take a dead holder out of the group; `since` when it was silent, where that is known."""
+        """Remove a dead holder from the group; `since` when it was silent, if known."""
         left = self._dead.push_out([name])
         what = "a dead member is still in the group" if left else "pushed out a dead member"
         silent = {} if since is None else {"seconds": round(time.monotonic() - since, 1)}
         event("warning", what, member=slot.index, **silent, reason=reason)
 
     def _waits(self, slot: Slot, since: float) -> bool:
-        """It has not returned, and the run continues."""
+        """Whether it is still away and the run continues."""
         return slot.silent_since == since and self._roster.orders.stop is None
 
     def _proved(self, slot: Slot, since: float) -> str | None:
-        """Wait for a proof that it is dead; None when there is none, or it is back."""
+        """Wait for a proof that it is dead; None if there is none, or it is back."""
         if slot.leaving:
             return "it has said goodbye, and its group has not received that"
         while self._waits(slot, since):
@@ -120,7 +119,7 @@ class Lost:
         return None
 
     def _await_return(self, slot: Slot, since: float) -> None:
-        """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
+        """Give Spark time to restart it; less if a rebalance waits for it."""
         try:
             with self._dead.admin() as admin:
                 while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
@@ -133,9 +132,9 @@ class Lost:
             self._pause(slot, since, since + RETURN_S - time.monotonic())
 
     def _vacated(self, slot: Slot, since: float) -> str | None:
-        """Take its place away, so that who comes now gets another one; its id.
+        """Free its place, so that a new member gets another id; returns the old id.
 
-        None when it is not in the group any more, or somebody is back.
+        None if it is not in the group any more, or a member is back.
         """
         name = self._dead.static_id(slot.index, slot.seat)
         if not self._dead.in_the_group([name]):
@@ -185,7 +184,7 @@ class AwayWatch:
 
 
 class Lookout:
-    """Looks around for the run."""
+    """Runs these checks for the run."""
 
     def __init__(
         self,
@@ -194,21 +193,21 @@ class Lookout:
         session_ms: int | None,
         dead: DeadMembers | None = None,
     ) -> None:
-        """`session_ms`: see AwayWatch. `dead` removes the dead; None where none stay."""
+        """`session_ms`: see AwayWatch. `dead` removes dead members; None without static ids."""
         self._roster, self._session = roster, session
         self._lost = None if dead is None else Lost(roster, session, dead)
         self._away = AwayWatch(roster.slots, session_ms)
         self._moved_at = 0.0
 
     def look(self) -> None:
-        """Now and then, until a stop is requested."""
+        """Called often, until a stop is requested."""
         self._away.look()
         if self._lost is not None:
             self._lost.look()
         now = time.monotonic()
         if now - self._moved_at > _MOVE_LOOK_S:
             self._moved_at = now
-            # Members on executors that are being decommissioned go elsewhere first.
+            # Members on executors that are being decommissioned move first.
             theirs = {slot.executor for slot in self._roster.slots if slot.executor is not None}
             going = self._session.going(theirs) if theirs else []
             if going:

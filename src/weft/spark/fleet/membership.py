@@ -1,8 +1,8 @@
-"""How a fleet's members stand in their group: their names there, and how long they may be silent.
+"""A fleet's members in their group: their ids, and how long they may be silent.
 
-A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{seat}` once a dead one of that
-member was removed: no member reuses an id that is being removed. The client id names
-where the run's driver listens, so that a later run can find out whether that driver still lives.
+A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{seat}` after a dead one of
+that member was removed: no member reuses an id that is being removed. The client id names the
+driver's address, so that a later run can find out whether that driver is alive.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from weft.spark.table.line import TablePlan
 
-#: A member that is lost without a spare slot stops its partitions for so long. A killed one is
-#: back within seconds, and Kafka's own 45 s would be silence.
+#: For so long the partitions of a lost member stop, if it has no spare slot. A killed one is back
+#: within seconds, and Kafka's own 45 s would be a long gap.
 SESSION_MS = 12_000
 #: How soon a member learns of a rebalance, and a restarted run gets its partitions.
 HEARTBEAT_MS = 1_000
-#: Members keep what does not move while the group rebalances: a member lost meanwhile blocks
-#: its own partitions and those on the move, not everybody's.
+#: Members keep partitions that do not move while the group rebalances: a member lost meanwhile
+#: blocks only its own and the moving ones.
 STRATEGY = "cooperative-sticky"
 
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9._-]")
@@ -34,23 +34,23 @@ _CLIENT = re.compile(r"^weft-([0-9a-f]+)-\d+@([^/]+)/(.+):(\d+)$")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemberTask:
-    """One member's place in the fleet, as it travels inside the Spark task. Holds secrets."""
+    """One member's place in the fleet, shipped inside the Spark task. Holds secrets."""
 
     index: int
     #: how often the driver has submitted this member
     generation: int
-    #: `{group}-{run}`: begins the static ids, so that two runs never fence each other
+    #: `{group}-{run}`: prefix of the static ids, so that two runs never fence each other
     name: str
     host: str
     port: int
     secret: bytes
     app: bytes
-    #: where results go as rows; None for topics
+    #: the table for results; None for topics
     table: TablePlan | None = None
 
     @property
     def run(self) -> str:
-        """The run that it is of."""
+        """The id of its run."""
         return self.name.rpartition("-")[2]
 
     def __repr__(self) -> str:
@@ -58,36 +58,36 @@ class MemberTask:
 
 
 class DriverPlace(NamedTuple):
-    """Where the driver of a run listens."""
+    """The address of a run's driver."""
 
     run: str
-    #: the name of its machine: what an address means depends on where one asks
+    #: its host name: the meaning of an address depends on the machine
     machine: str
     host: str
     port: int
 
 
 def instance_name(group: str, run: str) -> str:
-    """`{group}-{run}` in the letters that static ids may have."""
+    """`{group}-{run}` in the characters that static ids may have."""
     return f"{_NOT_IN_IDS.sub('_', group)[:_ID_GROUP_CHARS_MAX]}-{run}"
 
 
 def static_id(name: str, index: int, seat: int) -> str:
-    """A member's id in its group; `name` is that of the run, `seat` counts pushed-out holders."""
+    """A member's id in its group; `name` is that of the run, `seat` counts removed holders."""
     return f"{name}-{index}.{seat}" if seat else f"{name}-{index}"
 
 
 def run_of(instance_id: str, group: str) -> str | None:
-    """The run that a static id is of; None where it is of no fleet of this group."""
+    """The run of a static id; None if it belongs to no fleet of this group."""
     name = re.escape(instance_name(group, ""))
     found = re.fullmatch(name + r"([0-9a-f]{8})-\d+(\.\d+)?", instance_id)
     return None if found is None else found[1]
 
 
 def kernel() -> str | None:
-    """What gives this process its id: one kernel since its start, and one space of ids in it.
+    """The scope of this process's id: one boot of a kernel, and one pid namespace in it.
 
-    None where the platform does not show it: then process ids of two places cannot be compared.
+    None if the platform does not show it: then process ids of two places cannot be compared.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -97,14 +97,14 @@ def kernel() -> str | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether no process of this kernel runs under this id."""
+    """Whether no process of this kernel has this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # another user's process exists, too
         return False
-    try:  # one that its parent has not waited for yet has ended all the same
+    try:  # a zombie that its parent has not waited for counts as ended
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):
         return False
@@ -116,7 +116,7 @@ def client_id(run: str, index: int, host: str, port: int) -> str:
 
 
 def driver_of(client: str) -> DriverPlace | None:
-    """The content of a `client_id`; None for one that the user chose."""
+    """The driver's place from a `client_id`; None for one that the user chose."""
     found = _CLIENT.fullmatch(client)
     return None if found is None else DriverPlace(found[1], found[2], found[3], int(found[4]))
 

@@ -1,6 +1,6 @@
-"""A fleet as seen from outside: the driver's socket and HTTP answer for all members.
+"""A fleet as queried from outside: the driver's socket and HTTP answer for all members.
 
-What the driver does not know itself (single records, a partition's offset map) it asks the members.
+The driver queries the members for what it does not know (single records, partitions' offset maps).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FleetSource:
-    """All members as one."""
+    """All members as one source."""
 
     def __init__(
         self, snapshot: Callable[[], dict[str, Any]], fleet: Roster, stop: Callable[..., None]
@@ -28,19 +28,19 @@ class FleetSource:
         self._fleet, self._stop = fleet, stop
 
     def members(self) -> list[dict[str, Any]]:
-        """Each member; who is not on its line has `silent_s`."""
+        """Each member; those without a connection have `silent_s`."""
         return self._fleet.members()
 
-    sums = members  # they are here already
+    sums = members  # they are available at no cost
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """One partition's offset map and worst records, from the member that has it."""
+        """One partition's offset map and worst records, from its owner."""
         asked = {"ask": "picture", "topic": topic, "partition": partition}
         drawn = (answer for answer in self._fleet.ask(asked).values() if answer is not None)
         return next(drawn, None)
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
-        """Where one record is, from the member that has its partition."""
+        """The place of one record, from the owner of its partition."""
         where = {"topic": topic, "partition": partition, "offset": offset}
         for name, answer in self._fleet.ask({"ask": "find", **where}).items():
             if answer is not None and answer["place"] != "elsewhere":
@@ -48,13 +48,13 @@ class FleetSource:
         return {**where, "place": "elsewhere"}
 
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
-        """Where the first records of one key are, in all members."""
+        """The places of the first records of one key, in all members."""
         asked = {"ask": "find_key", "key": base64.b64encode(key).decode(), "topic": topic}
         answer = self._fleet.ask(asked).items()
         return [{**row, "member": name} for name, rows in answer for row in rows or ()]
 
     def control(self, order: Order) -> list[Answer]:
-        """Have each member obey a command. The driver stops all of them."""
+        """Pass a command to each member; returns the answers. The driver handles a stop."""
         dry = replace(order, dry_run=True) if order.action == "stop" else order
         asked = {"ask": "control", "topic": None, "order": dry.row()}
         rows = [row for rows in self._fleet.ask(asked).values() for row in rows or ()]
@@ -64,17 +64,17 @@ class FleetSource:
         return [Answer(**row) for row in rows]
 
     def commands(self) -> list[dict[str, Any]]:
-        """Of each member what is in force, and the last commands."""
+        """The commands in force in each member, and the last ones."""
         answers = self._fleet.ask({"ask": "commands", "topic": None}).values()
         return [row for rows in answers for row in rows or ()]
 
     def live(self) -> tuple[bool, str]:
-        """The driver answers; a member that dies is Spark's to bring back."""
+        """True if the driver answers; Spark restarts dead members."""
         state = self.snapshot()["state"]
         return state != "failed", state
 
     def ready(self) -> tuple[bool, str]:
-        """Some member has partitions, and no stop was asked for."""
+        """True if some member has partitions, and no stop was requested."""
         shot = self.snapshot()
         if shot["state"] == "running" and shot["partitions"]:
             return True, "ok"
@@ -82,7 +82,7 @@ class FleetSource:
 
 
 def answered(source: Source, question: Mapping[str, Any]) -> Any:
-    """A member's answer to what the driver asks; None for what it does not know."""
+    """A member's answer to the driver's query; None if it is unknown."""
     what, topic = question["ask"], question["topic"]
     if what == "find_key":
         return source.find_key(base64.b64decode(question["key"]), topic)

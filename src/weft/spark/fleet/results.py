@@ -1,8 +1,8 @@
-"""Results and callbacks on their way from the members to the user on the driver.
+"""Results and callbacks, from the members to the user on the driver.
 
-Results are sent only if there is a reader. A member has a bounded number under way; what the driver
-took, it acknowledges, and holds that back while its reader is behind: so a slow reader slows the
-intake of every member, as in one process.
+Results are sent only if there is a reader. A member has a bounded number in flight. The driver
+acknowledges results only as fast as its reader takes them: so a slow reader slows the intake of
+every member, as in one process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.types import Committed, Result
 _log = logging.getLogger("weft")
 
 _TAKE_S = 0.2
-#: of one line, before base64 makes it a third longer
+#: most bytes of one line, before base64 makes it a third longer
 _DATA_BYTES_MAX = LINE_BYTES_MAX * 3 // 4 - 1_024
 _FLUSH_S = 10.0
 
@@ -40,23 +40,23 @@ class ResultsUp:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._changed = threading.Condition()
-        #: the driver takes a lower number after a higher one for a twin
+        #: the driver treats a lower number after a higher one as a duplicate
         self._in_order = threading.Lock()
         self._sequence = 0
-        #: sent and not acknowledged: (sequence, how many, the message)
+        #: sent and not acknowledged: (sequence, number of results, message)
         self._under_way: deque[tuple[int, int, dict[str, Any]]] = deque()
         self._count = 0
         self._free = False
         self._thread: threading.Thread | None = None
 
     def follow(self, stream: ResultStream) -> None:
-        """Send what comes out of this stream, on a thread of its own."""
+        """Send the results of this stream, on a separate thread."""
         self._free = False
         self._thread = guard.thread("weft-results", self._forward, guard.log_death, stream)
         self._thread.start()
 
     def flush(self) -> None:
-        """The run has ended: send the rest, whether or not the reader keeps up."""
+        """The run has ended: send the rest, even if the reader does not keep up."""
         with self._changed:
             self._free = True
             self._changed.notify_all()
@@ -64,14 +64,14 @@ class ResultsUp:
             self._thread.join(_FLUSH_S)
 
     def acknowledged(self, sequence: int) -> None:
-        """The driver has taken everything up to this."""
+        """The driver has received everything up to this number."""
         with self._changed:
             while self._under_way and self._under_way[0][0] <= sequence:
                 self._count -= self._under_way.popleft()[1]
             self._changed.notify_all()
 
     def again(self) -> None:
-        """The line was broken: send again what may not have arrived; the driver drops twins."""
+        """The connection was broken: resend what may be lost; the driver drops duplicates."""
         with self._in_order:
             with self._changed:
                 messages = [message for _, _, message in self._under_way]
@@ -111,11 +111,11 @@ class ResultsUp:
 
 
 def encoded(results: Sequence[Result]) -> bytes:
-    """Results as bytes. Classes of the app's own module come back as the driver's classes."""
+    """Results as bytes. Classes of the app's own module become the driver's classes."""
     try:
         return pickle.dumps(results, protocol=5)
     except Exception:
-        # A class that travelled by value has no module here: cloudpickle knows where it is from.
+        # A class that was shipped by value has no module here: cloudpickle knows its origin.
         with suppress(Exception):
             return dumps(results)
     sent = list(results)
@@ -128,24 +128,24 @@ def encoded(results: Sequence[Result]) -> bytes:
 
 
 def without_values(result: Result) -> Result:
-    """The same result where a value is too large for a line, or cannot leave its process."""
+    """The same result without a value that is too large, or cannot be pickled."""
     return result._replace(
         record=result.record._replace(value=None, prefetched=None), returned=None
     )
 
 
 def decoded(text: str) -> list[Result]:
-    """What `encoded` made, from a member that has proved to be one of the run."""
+    """Decode results from `encoded`, from an authenticated member."""
     results: list[Result] = pickle.loads(base64.b64decode(text))  # noqa: S301  # authenticated
     return results
 
 
-#: callbacks that members report; on_result reads the results
+#: callbacks that members report; on_result reads the results instead
 REPORTED = ("on_commit", "on_assign", "on_revoke")
 
 
 class Relay:
-    """The user's reader and callbacks. Callbacks run one after another on a thread of their own."""
+    """The user's reader and callbacks. Callbacks run in order on a separate thread."""
 
     def __init__(
         self,
@@ -154,12 +154,12 @@ class Relay:
         want: Callable[[bool], None],
         seen: Callable[[Result], Result] | None,
     ) -> None:
-        """`want` informs the members whether results have a reader; `seen`: see `as_handled`."""
+        """`want` notifies the members whether results have a reader; `seen`: see `as_handled`."""
         self._seen = seen
         self._options, self._stream, self._want = options, stream, want
         self.callbacks = Callbacks()
         self._lock = threading.Lock()
-        #: held while the members are informed: the last word is of the last state
+        #: held while the members are notified, so that the last message has the last state
         self._wanting = threading.Lock()
         self._full = False
         self._over = False
@@ -170,7 +170,7 @@ class Relay:
         return [name for name in REPORTED if getattr(self._options, name) is not None]
 
     def begin(self) -> None:
-        """Serve the reader that was there before the run, or `on_result`."""
+        """Serve the reader that was opened before the run, or `on_result`."""
         if self._options.on_result is not None and self._stream is None:
             self._stream = ResultStream()
             self._stream.as_handled = self._seen
@@ -187,7 +187,7 @@ class Relay:
                 raise ConfigError("app.results() is already being read; only one reader is allowed")
             stream = self._stream = ResultStream()
             over = self._over
-        if over:  # the run ended between the question and this: end the reader
+        if over:  # the run ended between the check and this: end the reader
             stream.end()
         else:
             self._attach(stream)
@@ -202,7 +202,7 @@ class Relay:
         self.callbacks.close(1.0)
 
     def take(self, results: list[Result], taken: Callable[[], object]) -> None:
-        """On a member's thread. While the reader is behind, acknowledgements wait."""
+        """Called on a member's thread. While the reader is behind, acknowledgements wait."""
         if self._stream is not None:
             self._stream.put(results)
         with self._lock:
@@ -212,7 +212,7 @@ class Relay:
         taken()
 
     def event(self, name: str, items: list[Any]) -> None:
-        """Call a callback of the user's."""
+        """Call a user's callback."""
         if name not in REPORTED:
             return
         values: list[Any]
@@ -232,7 +232,7 @@ class Relay:
 
         def gone() -> None:
             with self._wanting:
-                if self._stream is stream:  # else another reader has come meanwhile
+                if self._stream is stream:  # otherwise another reader has come meanwhile
                     self._want(False)
 
         stream.on_level, stream.on_close = level, gone

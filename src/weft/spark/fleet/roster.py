@@ -24,7 +24,7 @@ from weft.types import Result, StopMode, TopicPartition
 
 @dataclass(slots=True)
 class Orders:
-    """The settings that every member gets when it connects, as they are now."""
+    """The current settings that every member gets when it connects."""
 
     static: bool
     ends: list[list[Any]]
@@ -57,14 +57,14 @@ class Receivers:
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
-    #: a member's message about the table, and how to answer
+    #: a member's message about the table, and the function to answer it
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
-    #: what members report of budgets, and the end of each line
+    #: members' reports of budgets, and the end of each connection
     lending: Lending | None = None
 
 
 class Roster:
-    """The server's receiver. Its condition guards every slot and is notified of every change."""
+    """Receives members' messages. Its condition guards every slot and signals every change."""
 
     def __init__(self, members: int, orders: Orders, receivers: Receivers) -> None:
         self.slots = [Slot(index) for index in range(members)]
@@ -73,11 +73,11 @@ class Roster:
         self._receivers = receivers
         self._shot_id = 0
         self._assignments = count(1)
-        #: question -> the answers so far, by member
+        #: query -> the answers so far, by member
         self._answers: dict[int, dict[int, Any]] = {}
-        #: whose line it is, also of one that has been replaced and still flushes
+        #: the member of each connection, also of one that was replaced and still flushes
         self._lives: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
-        #: highest number of results taken, by life
+        #: highest number of received results, by member and run
         self._taken: dict[Incarnation, int] = {}
         #: last reported positions of ended members, until another member starts there
         self._left_off: dict[TopicPartition, tuple[Slot, int]] = {}
@@ -85,7 +85,7 @@ class Roster:
     # -- the server's calls ------------------------------------------------------------------------
 
     def joined(self, hello: Message, wire: Wire) -> int | None:
-        """Welcome a member, once an older life of it has left."""
+        """Welcome a member, after an older run of it has left."""
         index, generation = (int(part) for part in str(hello["place"]).split("."))
         incarnation = (
             str(hello["host"])[:200],
@@ -98,7 +98,7 @@ class Roster:
         with self.changed:
             old = slot.wire
             if old is not None and slot.incarnation != incarnation:
-                # An older life that is still on the line leaves first: it may hold partitions.
+                # An older run that is still connected leaves first: it may hold partitions.
                 _send(old, {"type": "leave"})
                 self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
             again = slot.up
@@ -110,10 +110,10 @@ class Roster:
                 if other:
                     self._fold(slot)
                 if other and self.orders.static and slot.incarnation and not slot.vacant:
-                    # A successor does not take a place that may still be in the group: also of one
-                    # that said goodbye the request to leave may have been lost. Gone between the
-                    # two halves of a cooperative rebalance, its predecessor has given partitions
-                    # up; under the same id no rebalance would follow, and no one would own them.
+                    # A successor does not take a place that may still be in the group: the leave
+                    # request of one with a goodbye may be lost, too. If its predecessor went
+                    # between the two halves of a cooperative rebalance, it has given partitions up;
+                    # under the same id no rebalance would follow, and nothing would own them.
                     slot.displaced.append(slot.seat)
                     slot.seat += 1
                 if slot.begin(incarnation, wire) and slot.lives > 1:
@@ -121,7 +121,7 @@ class Roster:
                 self.changed.notify_all()
                 slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
             welcome = {**self.orders.welcome(), "seat": slot.seat, "leave": leave, "again": again}
-            # Inside: before anything that is sent to all.
+            # Inside the lock: before anything that is sent to all.
             if _send(wire, welcome):
                 return index
         self.left(index, wire)
@@ -131,7 +131,7 @@ class Roster:
         self._left_off |= {where: (slot, at) for where, at in slot.fold().items()}
 
     def _begun(self, slot: Slot, message: Message) -> None:
-        """It starts at the group's commits: they show what its predecessor did not report."""
+        """It starts at the group's commits, which include what its predecessor did not report."""
         assignment = next(self._assignments)
         for where, at in places_read(message["partitions"]).items():
             slot.since[where] = assignment
@@ -165,14 +165,14 @@ class Roster:
             self._receivers.lending.received(slot, wire, message)
         elif kind == "table" and current and self._receivers.table is not None:
             self._receivers.table(message, partial(_send, wire))
-        elif kind == "table":  # one whose place another has taken adds nothing any more
+        elif kind == "table":  # a replaced member writes nothing any more
             stale = {"id": message["id"], "stale": "its place in the fleet"}
             _send(wire, {"type": "table", **stale})
         elif current:
             self._current(slot, kind, message)
 
     def left(self, index: int, wire: Wire) -> None:
-        """A line has ended; without a goodbye that is a death."""
+        """A connection has ended; without a goodbye it is a death."""
         slot = self.slots[index]
         if self._receivers.lending is not None:
             self._receivers.lending.line_ended(wire)
@@ -225,7 +225,7 @@ class Roster:
             self._receivers.fatal(code, reason, message.get("error"))
 
     def died(self, slot: Slot, story: str) -> None:
-        """Report a death; the last one too many ends the run."""
+        """Report a death; one too many ends the run."""
         with self.changed:
             last = slot.died(story)
             deaths = len(slot.deaths)
@@ -251,13 +251,13 @@ class Roster:
             if fresh and self.orders.results:
                 try:
                     results = decoded(message["data"])
-                except Exception as error:  # they hold what exists on the executor alone
+                except Exception as error:  # they need what exists on the executor only
                     reason = f"{type(error).__name__}: {error}"
                     event("error", "results unreadable here", member=slot.index, reason=reason)
             self._receivers.results(results, partial(_send, wire, taken))
 
     def move(self, executors: Collection[str]) -> None:
-        """Have the members on these executors leave, for they will go; others take their places."""
+        """Make the members on these executors leave, as they go; others take their places."""
         with self.changed:
             there = [one for one in self.slots if one.wire and one.executor in executors]
             for slot in there:
@@ -271,14 +271,14 @@ class Roster:
     # -- sent messages -----------------------------------------------------------------------------
 
     def send_all(self, message: Mapping[str, Any]) -> None:
-        """Send it to everybody on the line."""
+        """Send it to every connected member."""
         with self.changed:
             wires = [slot.wire for slot in self.slots if slot.wire is not None]
         for wire in wires:
             _send(wire, message)
 
     def shots(self) -> dict[int, Message]:
-        """The members' snapshots of now; of a moment ago where one does not answer in time.
+        """The members' current snapshots; the last one for a member that does not answer in time.
 
         Each partition is in one of them: that of its owner among those that report it.
         """
@@ -320,9 +320,9 @@ class Roster:
             ]
 
     def ask(self, question: Mapping[str, Any], of: Slot | None = None) -> dict[str, Any]:
-        """What each member that is on the line answers, by its name; a partition's owner first.
+        """The answers of all connected members by name; a partition's owner comes first.
 
-        `of`: ask this one alone.
+        `of`: query only this one.
         """
         with self.changed:
             self._shot_id += 1
@@ -339,25 +339,25 @@ class Roster:
             slots.sort(key=lambda slot: slot.claim(where, now), reverse=True)
             return {slot.name: answers[slot.index] for slot in slots}
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def seen(self) -> int:
-        """How many members have dialled in."""
+        """How many members have connected."""
         return sum(slot.seen for slot in self.slots)
 
     def all_up(self) -> bool:
-        """Every member has joined the group."""
+        """Whether every member has joined the group."""
         return all(slot.up for slot in self.slots)
 
     def total(self, name: str) -> int:
-        """One count over all members and their lives."""
+        """One count over all members and their runs."""
         with self.changed:
             return sum(slot.total(name) for slot in self.slots)
 
     def finished(self) -> dict[TopicPartition, bool]:
-        """Partitions that their owners report to be at the end; False: but for parked records.
+        """Partitions that their owners report as finished; False: except for parked records.
 
-        Of a lost or silent member nothing is believed.
+        Reports of lost or silent members do not count.
         """
         now = time.monotonic()
         with self.changed:
@@ -374,7 +374,7 @@ class Roster:
 def _owners(
     claims: Iterable[tuple[Slot, Iterable[TopicPartition]]],
 ) -> dict[TopicPartition, Slot]:
-    """Of the members that report a partition, the one with the best claim to it."""
+    """For each reported partition the member with the best claim to it."""
     now = time.monotonic()
     owners: dict[TopicPartition, Slot] = {}
     for slot, partitions in claims:

@@ -175,7 +175,7 @@ class FleetRun:
         return f"weft {self._options.group}: member {task.index} of {members}{again}{page}"
 
     def _await_members(self) -> None:
-        """Until all are up. Raises what stops them before that, in one line."""
+        """Wait until all are up. Raises the error that prevents it, in one line."""
         roster, members = self._roster, self._settings.members
         self._wait_until(lambda: self._no_hope() or roster.seen() == members, self._settings.wait_s)
         seen = roster.seen()
@@ -196,7 +196,7 @@ class FleetRun:
             raise (ConfigError if code == 2 else FatalError)(reason)
 
     def _no_hope(self) -> bool:
-        """Tasks fail before they can report, and would hundreds of times."""
+        """Whether tasks fail before they can report: Spark would retry them hundreds of times."""
         now = time.monotonic()
         if self._session is None or self._roster.seen() or now < self._hope_until:
             return False
@@ -207,7 +207,7 @@ class FleetRun:
         return trouble is not None
 
     def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
-        """Wait for it, for the end of the run, or for the time to be over."""
+        """Wait for it, for the end of the run, or for the time-out."""
         deadline = time.monotonic() + seconds
         while not true() and not self._is_ending and time.monotonic() < deadline:
             # In slices: Python runs signal handlers between two waits, not inside a long one.
@@ -221,7 +221,7 @@ class FleetRun:
     # -- Spark's jobs ------------------------------------------------------------------------------
 
     def _next_task(self, task: MemberTask, error: BaseException | None) -> MemberTask | None:
-        """A member's job has ended: what to submit in its place."""
+        """A member's job has ended: returns what to submit instead."""
         slot = self._roster.slots[task.index]
         if slot.ended or self._stopped_at is not None:
             return None
@@ -263,7 +263,7 @@ class FleetRun:
     # -- watching ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """On a thread of its own, to the end of the run: without it no one would see that."""
+        """On a separate thread, to the end of the run: without it nothing would detect the end."""
         try:
             self._look_on()
         except BaseException as error:
@@ -313,7 +313,7 @@ class FleetRun:
                 self._roster.changed.wait(_LOOK_S)
 
     def _left(self) -> bool:
-        """A stop was asked for and everybody has left, or never came."""
+        """Whether a stop was requested and all members have left, or never came."""
         if self._stopped_at is None:
             return False
         now = time.monotonic()
@@ -332,7 +332,7 @@ class FleetRun:
             jobs.cancel()
         jobs.join(10.0)
         self._ending.confirm(self._drain, self._roster)
-        # Killed members are removed from the group, so that no one waits a session for them.
+        # Remove killed members from the group, so that no one waits a session for them.
         for name in [] if self._dead is None else self._dead.push_out_own():
             event("warning", "a member is still in the group", member=name)
         self._clean_up()
@@ -357,7 +357,7 @@ class FleetRun:
 
     @property
     def over(self) -> bool:
-        """The run has ended."""
+        """Whether the run has ended."""
         return self._over.is_set()
 
     def stop(self, mode: StopMode = "in_flight") -> None:
@@ -368,7 +368,7 @@ class FleetRun:
         self._roster.send_all({"type": "stop", "mode": mode})
 
     def wait(self, timeout_s: float | None = None) -> RunReport:
-        """Wait for the end and its report; TimeoutError when it did not come in time."""
+        """Wait for the end and its report; TimeoutError if it did not come in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._over.wait(_LOOK_S):
             if deadline is not None and time.monotonic() >= deadline:
@@ -390,7 +390,7 @@ class FleetRun:
         self._roster.send_all({"type": "pause", "topic": topic, "on": False})
 
     def snapshot(self) -> dict[str, Any]:
-        """See `App.snapshot`; it also has a line for each member."""
+        """See `App.snapshot`; it also has a row for each member."""
         shots = {} if self.over else self._roster.shots()
         members = [slot.facts() for slot in self._roster.slots]
         state = "starting" if self._starting else "running"
@@ -409,5 +409,5 @@ class FleetRun:
         self._signals.install()
 
     def restore_signals(self) -> None:
-        """Put the handlers of before back."""
+        """Restore the previous signal handlers."""
         self._signals.restore()

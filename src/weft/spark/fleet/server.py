@@ -1,4 +1,4 @@
-"""The driver's end of the control channel: it listens, and admits who proves to be of the run."""
+"""The driver's end of the control channel: it listens, and admits members of the run."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _log = logging.getLogger("weft")
 
 
 class Unauthenticated:
-    """Connections that have proved nothing yet: few in all, and fewer from one address.
+    """Unauthenticated connections: few in total, and fewer from one address.
 
-    Where there is no place, the one that has kept us waiting longest goes: members need
-    milliseconds, and who only holds connections must not lock them out.
+    If there is no room, the oldest one is closed: members need milliseconds, and clients that only
+    hold connections must not lock them out.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: (address, since when), the oldest first
+        #: (address, since when), oldest first
         self._waiting: dict[Wire, tuple[str, float]] = {}
 
     def enter(self, wire: Wire, address: str) -> bool:
-        """Whether there is a place for it."""
+        """Whether there is room for it."""
         with self._lock:
             oldest = self._in_the_way(address)
             if oldest is not None:
@@ -51,12 +51,12 @@ class Unauthenticated:
         return True
 
     def leave(self, wire: Wire) -> None:
-        """It has proved who it is, or has gone."""
+        """It is authenticated, or closed."""
         with self._lock:
             self._waiting.pop(wire, None)
 
     def _in_the_way(self, address: str) -> Wire | None:
-        """Who must go for a newcomer from this address; None where there is room."""
+        """The connection to close for a new one from this address; None if there is room."""
         counts = Counter(known for known, _ in self._waiting.values())
         if counts[address] >= UNAUTHENTICATED_OF_ONE_MAX:
             crowd = address
@@ -71,7 +71,7 @@ class Server:
     """Listens until closed."""
 
     def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Roster) -> None:
-        """`run` is sent to every client: it names the owner of the port, and proves nothing."""
+        """`run` is sent to every client: it names the owner of the port; it is no secret."""
         try:
             self._listener = socket.create_server((bind, port), backlog=128)
         except OSError as error:
@@ -88,7 +88,7 @@ class Server:
         guard.thread("weft-fleet", self._accept).start()
 
     def close(self) -> None:
-        """Hang up on everybody and stop listening."""
+        """Close all connections and stop listening."""
         with self._lock:
             self._closed = True
         with suppress(OSError):  # not every platform wakes accept() like this
@@ -107,7 +107,7 @@ class Server:
                 return
             wire = Wire(peer)
             if not self._unauthenticated.enter(wire, str(address[0])):
-                wire.close()  # members dial again
+                wire.close()  # members connect again
                 continue
             guard.thread("weft-fleet-member", self._serve, guard.log_death, wire).start()
 
@@ -121,7 +121,7 @@ class Server:
             try:
                 hello = admit(wire, self._secret, self._run)
             except Exception as error:
-                # Any client may connect and send anything: none of it gets out.
+                # Any client may connect and send anything: its errors must not get out.
                 if not self._closed:
                     _log.debug("control channel: %s: %s", type(error).__name__, error)
                 return

@@ -1,4 +1,4 @@
-"""The Spark session of a fleet, made for it or given, and the jobs in it."""
+"""The Spark session of a fleet, created for it or given, and its jobs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _log = logging.getLogger("weft")
 
 
 class ClassicSession:
-    """A session with a SparkContext, and whether it ends with the fleet."""
+    """A session with a SparkContext; `own`: it ends with the fleet."""
 
     def __init__(self, spark: SparkSession, *, own: bool) -> None:
         self.spark = spark
         self.context: SparkContext = spark.sparkContext
         wanted = str(self.context.getConf().get("spark.decommission.enabled")).lower() == "true"
-        #: None: Spark decommissions no executor, or cannot be asked
+        #: None: Spark decommissions no executor, or cannot be queried
         self._decommissions = True if wanted else None
         self.own = own
 
@@ -57,12 +57,12 @@ class ClassicSession:
 
     @property
     def ui(self) -> str | None:
-        """The address of Spark's UI, None where it is off."""
+        """The address of Spark's UI, None if it is disabled."""
         return self.context.uiWebUrl
 
     @property
     def stopped(self) -> bool:
-        """It has ended; nothing can be submitted."""
+        """Whether it has ended; nothing can be submitted then."""
         return self.context._jsc is None  # noqa: SLF001  # PySpark has no public way to ask
 
     def ship(self, sources: Path) -> None:
@@ -70,14 +70,14 @@ class ClassicSession:
         self.context.addPyFile(str(sources))
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """One that has a thread of its own in Java, where job groups are kept."""
+        """A thread with its own thread in Java, where job groups are stored."""
         from pyspark import InheritableThread
 
         return InheritableThread(target=target, name=name, daemon=True)
 
     def hold(self, task: MemberTask, group: str, description: str) -> None:
         """Run a member as a job of one task; returns when it has left."""
-        # Spark keeps these for the thread that submits.
+        # Spark stores these for the submitting thread.
         self.context.setJobGroup(group, description, interruptOnCancel=False)
         rows = self.context.parallelize([task.index], 1)
         rows.mapPartitions(functools.partial(run_member, task)).collect()
@@ -95,7 +95,7 @@ class ClassicSession:
             return []
 
     def removed(self, executor: str) -> bool:
-        """Spark has given this executor up. Only Spark's Java has a call."""
+        """Whether Spark has given this executor up. Only Spark's Java has a call."""
         try:
             scheduler = self.context._jsc.sc().taskScheduler()  # noqa: SLF001  # see above
             return not self.stopped and not scheduler.isExecutorAlive(executor)
@@ -104,7 +104,7 @@ class ClassicSession:
             return False
 
     def trouble(self, group: str) -> str | None:
-        """Why tasks fail again and again: there are many retries before Spark gives up."""
+        """Why tasks fail repeatedly: Spark makes many retries before it gives up."""
         tracker = self.context.statusTracker()
         for job in tracker.getJobIdsForGroup(group):
             info = tracker.getJobInfo(job)
@@ -112,7 +112,7 @@ class ClassicSession:
                 found = tracker.getStageInfo(stage)
                 if found is None or found.numFailedTasks < FAILURES_TELL:
                     continue
-                # The errors of its first failed tasks. PySpark has no call for it, its Java has.
+                # The errors of its first failed tasks. PySpark has no call for it, only its Java.
                 try:
                     store = self.context._jsc.sc().statusStore()  # noqa: SLF001  # see above
                     tasks = store.taskList(stage, 0, FAILURES_TELL)
@@ -134,31 +134,30 @@ class ClassicSession:
         port = int(conf.get(CONTROL_PORT, "0"))
         if self.master.startswith("local"):
             return bound(conf, "127.0.0.1", "127.0.0.1", port)
-        # Executors reach the driver at this host, so this is where they find the channel too.
+        # Executors reach the driver at this host, so the channel uses it, too.
         host = str(known.get("spark.driver.host") or socket.gethostname())
         return bound(conf, str(known.get("spark.driver.bindAddress") or host), host, port)
 
     def close(self) -> None:
-        """Stop the session if it was made for the fleet."""
+        """Stop the session if it was created for the fleet."""
         if not self.own:
             return
         try:
             self.spark.stop()
         except Exception:
-            # Its Java has been killed: the run must still end, and can report how.
+            # Its Java was killed: the run must still end and report how.
             _log.debug("the Spark session could not be stopped", exc_info=True)
 
 
 class ConnectSession:
-    """A Spark Connect session, and whether it ends with the fleet.
+    """A Spark Connect session; `own`: it ends with the fleet.
 
-    There is no SparkContext: members live in the tasks of queries of one row, whose generators
-    yield when the member has left. Queries carry the run as their tag, by which they are
-    interrupted.
+    There is no SparkContext: members run in the tasks of queries of one row, whose generators yield
+    when the member has left. Queries are tagged with the run, and interrupted by that tag.
     """
 
     def __init__(self, spark: Any, *, own: bool) -> None:
-        """Raises ConfigError when the server's settings would end members."""
+        """Raises ConfigError if the server's settings would end members."""
         self.spark, self.own = spark, own
         self._builder = spark.client._builder  # noqa: SLF001  # PySpark has no public way to ask where the server is
         refuse_what_kills(killers(lambda name: spark.conf.get(name, None)))
@@ -175,15 +174,15 @@ class ConnectSession:
 
     @property
     def stopped(self) -> bool:
-        """It has ended; nothing can be submitted."""
+        """Whether it has ended; nothing can be submitted then."""
         return bool(self.spark.is_stopped)
 
     def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
         """(address to bind, address that executors dial, port) of the control channel.
 
-        Executors are taken to reach this machine where the server does.
+        Assumes that executors reach this machine as the server does.
         """
-        # This machine's address on the way there. Nothing is sent.
+        # This machine's address on the route to the server. Nothing is sent.
         family, _, _, _, where = socket.getaddrinfo(self._builder.host, 9, type=socket.SOCK_DGRAM)[
             0
         ]
@@ -197,7 +196,7 @@ class ConnectSession:
         self.spark.addArtifacts(str(sources), pyfile=True)
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """A plain one: tags are the client's."""
+        """A plain thread: tags belong to the client."""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def hold(self, task: MemberTask, group: str, _description: str) -> None:
@@ -224,13 +223,13 @@ class ConnectSession:
             self.spark.interruptTag(group)
 
     def close(self) -> None:
-        """Stop the session if it was made for the fleet."""
+        """Stop the session if it was created for the fleet."""
         if self.own:
             self.spark.stop()
 
 
 class _Holder:
-    """What Spark runs in a task: takes the task's one row and holds a member."""
+    """What Spark runs in a task: reads the task's one row and runs a member."""
 
     def __init__(self, task: MemberTask) -> None:
         self._task = task
@@ -238,7 +237,7 @@ class _Holder:
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        for _ in batches:  # else the socket behind us stays full of it
+        for _ in batches:  # otherwise the socket stays full of it
             pass
         whys = list(run_member(self._task, ()))
         yield pa.RecordBatch.from_pydict({"why": pa.array(whys, pa.string())})
@@ -260,7 +259,7 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
 
     talk = logging.getLogger("py4j")
     if talk.level == logging.NOTSET:
-        talk.setLevel(logging.WARNING)  # it logs every connection it closes
+        talk.setLevel(logging.WARNING)  # it logs every connection that it closes
 
     if settings.spark is not None and is_connect(settings.spark):
         return _connect_session(settings.spark, own=False)
@@ -295,7 +294,7 @@ def _connect_session(spark: Any, *, own: bool) -> FleetSession:
 
 
 def _connect_wanted(settings: FleetSettings) -> FleetSession | None:
-    """The Connect session that master=, or this process's environment, stands for."""
+    """The Connect session given by master=, or by this process's environment."""
     from pyspark.sql.utils import is_remote
 
     asked = (settings.master or "").startswith(CONNECT)
@@ -379,7 +378,7 @@ def one_line(error: BaseException | str) -> str:
             # `Job aborted due to …: Lost task 0.0 … (executor driver): org.x.Y: what happened`
             return " ".join(line.split("): ", 1)[-1].split())[:600]
     words = [line.strip() for line in text.splitlines() if line.strip()]
-    # A line that only names an exception is useless; its message is below.
+    # A line with only an exception's name is useless; its message follows below.
     telling = [line for line in words if not line.endswith("Exception:")]
     return (*telling, *words, type(error).__name__)[0][:600]
 
@@ -388,10 +387,10 @@ def one_line(error: BaseException | str) -> str:
 
 
 class MemberJobs:
-    """One Spark job a member. Spark retries its task; when Spark gives up, it is submitted again.
+    """One Spark job per member. Spark retries its task; when Spark gives up, it is submitted again.
 
-    A separate one for each, because a job fails as a whole: the death of one member would take the
-    others with it wherever Spark's retries are used up, which a plain `local[N]` has none of.
+    Separate jobs, because a job fails as a whole: the death of one member would end the others,
+    too, once Spark's retries are used up; a plain `local[N]` has none.
     """
 
     def __init__(
@@ -407,18 +406,18 @@ class MemberJobs:
         self._threads: list[threading.Thread] = []
 
     def submit(self, tasks: list[MemberTask]) -> None:
-        """Start a job for each of these; returns at once."""
+        """Start a job for each of these; returns immediately."""
         for task in tasks:
             run = functools.partial(self._run, task)
             self._threads.append(self._session.thread(run, f"weft-job-{task.index}"))
             self._threads[-1].start()
 
     def cancel(self) -> None:
-        """End what still runs; members that have not left are killed."""
+        """End running jobs; members that have not left are killed."""
         self._session.cancel(self._group)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for each of the jobs to end, for so long."""
+        """Wait for the end of each job, up to the time-out."""
         for thread in self._threads:
             thread.join(timeout_s)
 

@@ -1,4 +1,4 @@
-"""What the user asked of the fleet, checked before Java is started."""
+"""The user's options for the fleet, checked before Java starts."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ _MASTERS = (
     "sc://HOST:PORT (Spark Connect)"
 )
 
-#: Weft's own keys in `conf`: where executors find the control channel, and how long the driver
-#: waits until all members have dialled in.
+#: Weft's own keys in `conf`: the control channel's address for executors, and how long the driver
+#: waits until all members have connected.
 CONTROL_HOST, CONTROL_PORT = "weft.control.host", "weft.control.port"
 CONTROL_WAIT = "weft.control.wait_s"
-#: Patterns of data files beside the app's sources that travel with them, separated by commas.
+#: Patterns of data files to ship with the app's sources, separated by commas.
 SHIP_DATA = "weft.ship.data"
 OURS = (CONTROL_HOST, CONTROL_PORT, CONTROL_WAIT, SHIP_DATA)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What `app.run(engine="spark", ...)` was given."""
+    """The arguments of `app.run(engine="spark", ...)`."""
 
     members: int
-    #: None: that of the given session, of spark-submit, or a local one with a slot for each
+    #: None: that of the given session, of spark-submit, or a local one with a slot per member
     master: str | None = None
     spark: Any = None
     conf: dict[str, str] = field(default_factory=dict)
-    #: where results go as rows; None for topics
+    #: the table for results; None for topics
     sink: TableSink | None = None
 
     @property
     def wait_s(self) -> float:
-        """How long all members may take to dial in."""
+        """How long all members may take to connect."""
         return float(self.conf.get(CONTROL_WAIT, DIAL_IN_S))
 
     @property
     def data(self) -> list[str]:
-        """Patterns of the data files that travel with the app's sources."""
+        """Patterns of the data files that are shipped with the app's sources."""
         return [one.strip() for one in self.conf.get(SHIP_DATA, "").split(",") if one.strip()]
 
 
@@ -76,7 +76,7 @@ def fleet_settings(
     conf: Mapping[str, object] | None,
     sink: object = None,
 ) -> FleetSettings:
-    """Check what can be seen without Spark; raises ConfigError in one line."""
+    """Check what is possible without Spark; raises ConfigError in one line."""
     if not is_whole(members, 1, MEMBERS_MAX):
         raise ConfigError(
             f'members={members!r}: engine="spark" needs how many members to run, a whole number '
@@ -149,7 +149,7 @@ def _check_number(conf: dict[str, str], name: str, low: int, high: int) -> None:
         raise ConfigError(f"conf: {name}={value}: give a whole number from {low} to {high}")
 
 
-#: Spark's properties that end members -> how.
+#: Spark properties that would end members -> how.
 _KILLERS = {
     "spark.speculation": "a copy of a member would push the original out of its group",
     "spark.python.worker.killOnIdleTimeout": "a member gives Spark nothing, so it seems idle",
@@ -159,7 +159,7 @@ _KILLERS = {
 
 
 def refuse_what_kills(conf: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for a property under which Spark would end members."""
+    """Raise ConfigError for a property with which Spark would end members."""
     for name, how in _KILLERS.items():
         if str(conf.get(name)).strip().lower() == "true":
             raise ConfigError(f"{name}=true cannot be used with a fleet: {how}: set it to false")
@@ -179,7 +179,7 @@ def _check_only_ours(settings: FleetSettings, whose: str) -> None:
 
 
 def check_slots(master: str, members: int, what: str, larger: str) -> None:
-    """Local masters name the number of concurrent tasks; ConfigError where there are too few."""
+    """Local masters name the number of concurrent tasks; ConfigError if there are too few."""
     slots = local_slots(master)
     if slots is not None and slots < members:
         raise ConfigError(
@@ -189,7 +189,7 @@ def check_slots(master: str, members: int, what: str, larger: str) -> None:
 
 
 def local_slots(master: str) -> int | None:
-    """How many tasks a local master runs at once; None where that is not in its URL."""
+    """How many concurrent tasks a local master runs; None if its URL does not have it."""
     cluster = _LOCAL_CLUSTER.match(master)
     if cluster:
         return int(cluster[1]) * int(cluster[2])
@@ -198,10 +198,10 @@ def local_slots(master: str) -> int | None:
 
 
 def effective_master(master: str | None, members: int) -> str:
-    """The master's URL as Spark gets it.
+    """The master's URL for Spark.
 
-    A local one only retries tasks if a second number allows it: without it the first kill
-    would end everything.
+    A local one retries tasks only with a second number: without it the first kill would end
+    everything.
     """
     if master is None:
         return f"local[{members},{TASK_FAILURES_MAX}]"
@@ -213,7 +213,7 @@ def effective_master(master: str | None, members: int) -> str:
 
 
 def check_java() -> None:
-    """Raise ConfigError unless Spark will find a Java that is new enough."""
+    """Raise ConfigError unless Spark will find a recent Java."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if program is None or not os.access(program, os.X_OK):
@@ -232,7 +232,7 @@ def check_java() -> None:
 
 
 def check_master_answers(master: str) -> None:
-    """A master or Connect server that is not there is a line now, not minutes of silence."""
+    """Report an unreachable master or Connect server now, instead of after minutes."""
     scheme, sign, addresses = master.partition("://")
     if scheme not in _PORTS or not sign:
         return
@@ -253,7 +253,7 @@ def check_master_answers(master: str) -> None:
 
 
 def on_this_machine(master: str) -> bool:
-    """Whether the executors run here, where this Python and this file system are."""
+    """Whether the executors run on this machine, with its Python and file system."""
     if master.startswith("local"):
         return True
     host = urlsplit(master).hostname if master.startswith("spark://") else None
@@ -261,7 +261,7 @@ def on_this_machine(master: str) -> bool:
 
 
 def choose_python(master: str, conf: Mapping[str, str]) -> None:
-    """Executors on this machine run this Python, not whichever `python3` is first on the PATH."""
+    """Executors on this machine use this Python, not the first `python3` on the PATH."""
     chosen = {"spark.pyspark.python", "spark.pyspark.driver.python"} & set(conf)
     if "PYSPARK_PYTHON" not in os.environ and not chosen and on_this_machine(master):
         os.environ["PYSPARK_PYTHON"] = sys.executable

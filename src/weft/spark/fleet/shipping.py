@@ -1,9 +1,9 @@
-"""The app and its sources on their way to the executors.
+"""The app and its sources, shipped to the executors.
 
-The app travels by value: its options as they are on the driver, its handlers with the globals
-they use, whatever module they stand in. What the app's module imports from its own folder travels
-as sources, and so does Weft, so that executors run the driver's version of both. Packages with
-compiled code cannot travel like this; executors have them installed.
+The app is shipped by value: its options as they are on the driver, its handlers with the globals
+that they use, from whatever module. Modules that the app imports from its own folder are shipped as
+sources, and so is Weft, so that executors run the driver's version of both. Packages with compiled
+code cannot be shipped like this; they must be installed on the executors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from weft.errors import ConfigError
 from weft.runtime.hosted import Hosted
 from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILES_MAX
 
-#: A fixed date, so that the same sources are the same file.
+#: A fixed date, so that the same sources give the same file.
 _DATE = (1980, 1, 1, 0, 0, 0)
-#: Weft's own that a member imports; Python does not compile what comes out of a zip by itself.
+#: Modules of Weft that a member imports; Python does not compile what comes from a zip by itself.
 _COMPILED = tuple(
     f"weft/{part}"
     for part in (
@@ -49,14 +49,14 @@ _COMPILED = tuple(
         ),
     )
 )
-#: Flags of a .pyc that carries its source's hash and is not checked against it.
+#: Flags of a .pyc that has its source's hash and is not checked against it.
 _UNCHECKED = (0b01).to_bytes(4, "little")
-#: Sources of these are read by the driver's tools, not by Python.
+#: folders that hold no sources of the app
 _NOT_SHIPPED = {"__pycache__", ".git", ".venv", "venv", "node_modules"}
 
 
 def packed(app: Hosted) -> bytes:
-    """The app as executors load it; raises ConfigError that names what cannot travel."""
+    """The app as executors load it; raises ConfigError that names what cannot be shipped."""
     with by_value(modules_of(app)):
         try:
             data = dumps(app)
@@ -75,7 +75,7 @@ def packed(app: Hosted) -> bytes:
 
 
 def modules_of(app: Hosted) -> list[types.ModuleType]:
-    """The modules whose functions and classes travel by value: those the app is written in."""
+    """The app's own modules: their functions and classes are shipped by value."""
     values = [app.options.lifespan]
     for handler in app.handlers:
         values += [handler.function, handler.value, getattr(handler, "prefetch", None)]
@@ -83,15 +83,15 @@ def modules_of(app: Hosted) -> list[types.ModuleType]:
 
 
 def modules_behind(values: Iterable[Any]) -> list[types.ModuleType]:
-    """The user's modules in which these functions and classes are written."""
+    """The user's modules that define these functions and classes."""
     found: dict[str, types.ModuleType] = {}
     for value in values:
         # A callable object belongs to its class, a wrapped function to the module it was written in
         holder = value if isinstance(value, type | types.FunctionType) else type(value)
         name = getattr(getattr(value, "__wrapped__", None), "__module__", None) or holder.__module__
         module = sys.modules.get(name)
-        # Neither Python's nor installed: executors cannot be expected to have it. Of __main__
-        # cloudpickle takes everything by value anyway.
+        # Neither Python's nor installed, so executors may not have it. cloudpickle takes everything
+        # of __main__ by value anyway.
         if module is None or module.__name__.split(".")[0] in (*THERE, "__main__"):
             continue
         source = getattr(module, "__file__", None)
@@ -100,18 +100,18 @@ def modules_behind(values: Iterable[Any]) -> list[types.ModuleType]:
     return list(found.values())
 
 
-#: What executors have, whatever the driver imports it from.
+#: Installed on executors, wherever the driver imports it from.
 THERE = frozenset(sys.stdlib_module_names) | {"weft", "pyspark"}
 
 
 def is_installed(source: Path) -> bool:
-    """Whether it is of a package that executors have installed, too."""
+    """Whether it belongs to a package that is installed on executors, too."""
     return "site-packages" in source.parts or "dist-packages" in source.parts
 
 
 @contextmanager
 def by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
-    """While this lasts, what stands in these modules is pickled by value."""
+    """A context in which everything in these modules is pickled by value."""
     # PySpark's cloudpickle has no types.
     known: Any = cloudpickle.list_registry_pickle_by_value
     register: Any = cloudpickle.register_pickle_by_value
@@ -124,7 +124,7 @@ def by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
 
 
 def _culprit(app: Hosted, error: Exception) -> str:
-    """Which global of which function it is, if that can be found; else Python's own words."""
+    """The global and its function, if they can be found; otherwise Python's own message."""
     functions = [*(handler.function for handler in app.handlers), app.options.lifespan]
     named = unpicklable_name(functions, app)
     if named is not None:
@@ -136,7 +136,7 @@ def _culprit(app: Hosted, error: Exception) -> str:
 
 
 def unpicklable_name(functions: Iterable[Any], app: Hosted | None) -> str | None:
-    """Which function uses what that cannot be pickled, in words; None where that is not it."""
+    """The function and the global in it that cannot be pickled, as text; None if there is none."""
     for function in functions:
         for name, value in _names_used(function):
             if not isinstance(value, types.ModuleType) and value is not app and not _travels(value):
@@ -165,15 +165,15 @@ def _travels(value: Any) -> bool:
 # -- pickles ---------------------------------------------------------------------------------------
 
 
-#: What pydantic builds of a model's fields. It cannot always be loaded again: two fields of one
-#: model, with postponed annotations, are a KeyError('type') there. So it is left out, and built
-#: again where the model is first used.
+#: What pydantic builds from a model's fields. It cannot always be loaded again: two fields of one
+#: model, with postponed annotations, raise a KeyError('type') there. So it is left out, and rebuilt
+#: at the model's first use.
 BUILT = frozenset({"__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__"})
 _MOCKS = "pydantic._internal._mock_val_ser"
 
 
 class _Pickler(cloudpickle.Pickler):
-    """PySpark's, for models of pydantic that travel by value."""
+    """PySpark's, with support for pydantic models that are shipped by value."""
 
     def reducer_override(self, value: Any) -> Any:
         reduced = super().reducer_override(value)  # type: ignore[no-untyped-call]  # PySpark gives none
@@ -187,7 +187,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def filled_model(model: Any, state: tuple[Callable[..., Any], dict[str, Any], Any]) -> None:
-    """Make a model of the class that was loaded empty; it is completed at its first use."""
+    """Fill the class of a model that was loaded empty; it is completed at its first use."""
     fill, attributes, slots = state
     fill(model, (attributes, slots))
     importlib.import_module(_MOCKS).set_model_mocks(model)
@@ -204,11 +204,11 @@ def dumps(value: Any) -> bytes:
 
 
 def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
-    """A zip with Weft's sources and those beside the app's modules; a new temporary file.
+    """A zip with Weft's sources and those of the app's modules; a new temporary file.
 
-    `data`: patterns of other files that travel with them, such as `shop/templates/*.html`. What
-    stands beside sources may be secrets, so nothing does unless it is asked for.
-    The name carries a hash of what is in it: Spark refuses another content under an old name.
+    `data`: patterns of other files to include, such as `shop/templates/*.html`. Files beside
+    sources may be secrets, so they are included only on request. The name has a hash of the
+    content: Spark refuses a different content under an old name.
     """
     files = dict(_files_of("weft", Path(__file__).parents[2], ("*",)))
     for module in [*modules_of(app), *main_of(handler.function for handler in app.handlers)]:
@@ -223,7 +223,7 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in sorted(files.items()):
             source = path.read_bytes()
-            # Not compressed: a member that was killed reads it again on its way back.
+            # Not compressed: a restarted member reads it again.
             archive.writestr(zipfile.ZipInfo(name, _DATE), source)
             if name.startswith(_COMPILED) and name.endswith(".py"):
                 archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), compiled(name, source))
@@ -235,7 +235,7 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
 
 
 def main_of(values: Iterable[Any]) -> list[types.ModuleType]:
-    """The script that is run, if one of these is written in it: it may import its neighbours."""
+    """The main script, if it defines one of these: it may import its neighbours."""
     inside = any(getattr(value, "__module__", "") == "__main__" for value in values)
     main = sys.modules.get("__main__")
     return [main] if inside and main is not None and getattr(main, "__file__", None) else []
@@ -265,7 +265,7 @@ def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path
 
 
 def _files_of(package: str, folder: Path, data: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Name in the zip -> file: the sources of a package, and its data that is asked for."""
+    """Name in the zip -> file: the sources of a package, and its requested data."""
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - _NOT_SHIPPED)
         for name in sorted(names):
@@ -276,7 +276,7 @@ def _files_of(package: str, folder: Path, data: Sequence[str]) -> Iterator[tuple
 
 
 def _is_wanted_data(path: Path, patterns: Sequence[str]) -> bool:
-    """As a shell matches: a file that begins with a dot only where the pattern does, too."""
+    """Matches like a shell: a name that starts with a dot only by a pattern that does, too."""
     if path.suffix in (".pyc", ".so", ".pyd"):
         return False
     return any(
@@ -287,14 +287,14 @@ def _is_wanted_data(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def compiled(name: str, source: bytes) -> bytes:
-    """The .pyc of a source. An executor with another Python does not take it, and compiles.
+    """The .pyc of a source. An executor with another Python version ignores it, and compiles.
 
-    Checked against nothing (PEP 552): it stands beside its source in the same zip.
+    It is never checked against its source (PEP 552), which is in the same zip.
     """
     code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
     return importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source) + code
 
 
 def forget(zipped: Path) -> None:
-    """Spark puts what it ships on the driver's own path too, where it has no business."""
+    """Remove the zip from the driver's own path, where Spark puts it, too."""
     sys.path[:] = [entry for entry in sys.path if not entry.endswith(zipped.name)]

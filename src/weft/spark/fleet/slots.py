@@ -1,4 +1,4 @@
-"""What the driver knows of each member."""
+"""The driver's data about each member."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.types import OnLost, TopicPartition
 # Positions of members in each partition, to count what a killed one did not report.
 #
 # Members report counts a few times per second. What a member finished after the last one is in the
-# group's commit, with which its successor begins: the offsets between the two are what it did not
-# report, or, if it reported uncommitted records, what is handled and counted again.
+# group's commit, from which its successor starts: the offsets between the two were not reported;
+# or, if it reported uncommitted records, they are handled and counted again.
 
 
 def place_of(partition: Partition) -> int:
-    """How many offsets of a partition are finished with, or were never records."""
+    """How many offsets of a partition are finished, or were never records."""
     offsets = partition.offsets
     return max(offsets.position, offsets.restored_top + 1) - len(offsets.incomplete)
 
@@ -41,55 +41,55 @@ def places_at_start(found: Mapping[TopicPartition, Found], on_lost: OnLost) -> l
 
 
 def places_read(rows: Iterable[Any]) -> dict[TopicPartition, int]:
-    """[topic, partition, place] as they come over the line."""
+    """Parse [topic, partition, place] from a message."""
     return {(str(topic), int(number)): int(place) for topic, number, place in rows}
 
 
-#: (host, process id, generation, Spark's attempt): another one is another process or life
+#: (host, process id, generation, Spark's attempt): another one is another process or run
 Incarnation = tuple[str, int, int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One member's place in the fleet, through all its lives."""
+    """One member's place in the fleet, through all its runs."""
 
     index: int
     #: how often its Spark job has been submitted again
     generation: int = 0
     incarnation: Incarnation | None = None
-    #: Spark's id of the executor it lives on, where that is known
+    #: Spark's id of its executor, if known
     executor: str | None = None
-    #: what counts the process ids where it lives, where that is known
+    #: the scope of its process id, if known
     kernel: str | None = None
-    #: how many dead holders of this place were pushed out of the group
+    #: how many dead holders of this place were removed from the group
     seat: int = 0
     #: the last one was removed, and no successor has connected
     vacant: bool = False
-    #: holders whose successor has connected: to be pushed out
+    #: holders whose successor has connected: to be removed
     displaced: list[int] = field(default_factory=list)
     #: None without a connection
     wire: Wire | None = None
-    #: it has connected once
+    #: it has connected at least once
     seen: bool = False
-    #: it has joined the group once
+    #: it has joined the group at least once
     up: bool = False
     #: this run of the member has left
     leaving: bool = False
     #: it has left for good
     ended: bool = False
     lives: int = 0
-    #: counts of this life, and of those before
+    #: counts of this run, and of earlier ones
     counts: Counter[str] = field(default_factory=Counter)
     past: Counter[str] = field(default_factory=Counter)
-    #: partitions it holds whose end is reached -> whether by the frontier, or else all but parked
+    #: its finished partitions -> True by the frontier, False except for parked records
     finished: dict[TopicPartition, bool] = field(default_factory=dict)
     parked: int = 0
-    #: its reported position in each partition it holds (`places_read`), with its last counts
+    #: its reported position in each partition it owns (`places_read`), with its last counts
     places: dict[TopicPartition, int] = field(default_factory=dict)
     #: of these, those where another member has started since
     taken: dict[TopicPartition, int] = field(default_factory=dict)
-    #: partitions it has, as far as known -> which of the fleet's assignments that was, in the order
-    #: in which the driver received them
+    #: its partitions, as far as known -> number of the assignment, in the order in which the driver
+    #: received them
     since: dict[TopicPartition, int] = field(default_factory=dict)
     #: when it last sent anything, by the monotonic clock
     received_at: float = 0.0
@@ -99,7 +99,7 @@ class Slot:
     silent_since: float | None = None
     shot: Message | None = None
     shot_id: int = 0
-    #: held while results of it are taken: a line that broke may still be read beside the next one
+    #: held while its results are received: a broken connection may still be read beside the next
     taking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -109,22 +109,22 @@ class Slot:
         return str(about.get("member", self.index))
 
     def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
-        """A member has connected; whether it is another run than before. Fold first."""
+        """A member has connected; returns whether it is another run. Call `fold` first."""
         other = incarnation != self.incarnation
         if other:
             self.lives += 1
             self.incarnation = incarnation
         elif self.deaths and self.silent_since is not None:
-            self.deaths.pop()  # the line had broken, not the member
+            self.deaths.pop()  # the connection had broken, not the member
         self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
         self.vacant = False
         self.received_at = time.monotonic()
         return other
 
     def fold(self) -> dict[TopicPartition, int]:
-        """A life has ended: what it counted is past, what it held is held no more.
+        """A run has ended: add its counts to the past ones, drop its partitions.
 
-        The places where no other member has started since.
+        Returns the places where no other member has started since.
         """
         self.past.update(self.counts)
         self.past["done"] += self._unreported()
@@ -134,7 +134,7 @@ class Slot:
         return left
 
     def trust(self, now: float) -> int:
-        """2: alive. 1: it has left for good, its last report holds. 0: lost, leaving or silent."""
+        """2: alive. 1: it has left for good, its last report counts. 0: lost, leaving or silent."""
         if self.ended:
             return 1
         on_line = self.wire is not None and not self.leaving
@@ -145,19 +145,19 @@ class Slot:
         return self.trust(now), self.since.get(where, 0)
 
     def _unreported(self) -> int:
-        """What it finished after its last word, as far as others know.
+        """What it finished after its last report, as far as others know.
 
-        Below 0: records reported but not committed, which are handled and counted again.
+        Negative: records reported but not committed, which are handled and counted again.
         """
         return sum(at - self.places[where] for where, at in self.taken.items())
 
     def silent_s(self, now: float) -> float:
-        """How long it has been disconnected, suspended or cut off; 0 while it reports."""
+        """For how long it has been disconnected, suspended or unreachable; 0 while it reports."""
         since = self.silent_from(now)
         return 0.0 if since is None else round(now - since, 1)
 
     def lost(self, now: float) -> bool:
-        """What it reported last need not hold any more."""
+        """Whether its last report may be outdated."""
         return self.silent_from(now) is not None or self.wire is None
 
     def silent_from(self, now: float) -> float | None:
@@ -170,7 +170,7 @@ class Slot:
         return self.received_at if now - self.received_at >= SILENT_S else None
 
     def progress(self, message: Message, assignment: int) -> None:
-        """Take in what it reports; partitions it lists for the first time are this assignment."""
+        """Store its report; partitions listed for the first time belong to this assignment."""
         self.counts = Counter({name: int(n) for name, n in message["counts"].items()})
         self.finished = {(t, int(p)): bool(at_end) for t, p, at_end in message["finished"]}
         self.parked = int(message["parked"])
@@ -182,19 +182,19 @@ class Slot:
         self.taken = {where: at for where, at in self.taken.items() if where in self.places}
 
     def died(self, story: str) -> bool:
-        """Count a death; True when that was one too many."""
+        """Count a death; True if it was one too many."""
         now = time.monotonic()
         self.deaths.append(now)
         self.story = story
         return len(self.deaths) == DEATHS_MAX and now - self.deaths[0] <= DEATHS_WINDOW_S
 
     def total(self, name: str) -> int:
-        """One count over all its lives."""
+        """One count over all its runs."""
         gone = name == "done" and self.wire is None
         return self.past[name] + self.counts[name] + (self._unreported() if gone else 0)
 
     def facts(self) -> dict[str, Any]:
-        """Its line in a snapshot."""
+        """Its row in a snapshot."""
         host, pid = (None, None) if self.incarnation is None else self.incarnation[:2]
         here = self.up and not self.lost(time.monotonic())
         state = "ended" if self.ended else "up" if here else "away"

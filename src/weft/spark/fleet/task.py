@@ -22,7 +22,7 @@ from weft.spark.fleet.wire import WireError
 if TYPE_CHECKING:
     from weft.spark.fleet.hosting import Host
 
-#: What a member imports that is not Python's own.
+#: third-party modules that a member imports
 NEEDED = ("confluent_kafka", "zstandard")[: 2 if sys.version_info < (3, 14) else 1]
 
 
@@ -32,7 +32,7 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
 
     context = TaskContext.get()
     attempt = 0 if context is None else context.attemptNumber()
-    # The daemon that forks the workers signals its group with it when the executor goes.
+    # The daemon that forks the workers signals its group, and so this process, at its end.
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link = Link((task.host, task.port), task.secret, place=f"{task.index}.{task.generation}")
     facts = {
@@ -54,7 +54,7 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
             return
         try:
             bye = host(task, link, welcome, app).run()
-        except WireError as error:  # the driver is gone: no one to report to
+        except WireError as error:  # the driver is gone: nothing to report to
             bye = {"why": str(error)}
         link.end({"type": "bye", **bye})
         yield str(bye.get("why"))
@@ -64,10 +64,10 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
 
 
 def executor_id() -> str | None:
-    """Which of Spark's executors this process is of; None where that cannot be seen.
+    """The id of this process's Spark executor; None if it cannot be determined.
 
-    Spark does not pass it to Python. It is in the command line of the Java that is our daemon's
-    parent, which Linux shows.
+    Spark does not pass it to Python. It is in the command line of the Java process that is the
+    daemon's parent, which Linux shows.
     """
     try:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
@@ -79,11 +79,11 @@ def executor_id() -> str | None:
 
 
 class Unusable(Exception):
-    """This executor cannot run the app; trying again would not help."""
+    """This executor cannot run the app; a retry would not help."""
 
 
 def _loaded(task: MemberTask) -> tuple[Any, Callable[..., Host]]:
-    """The app and its host; raises Unusable with the cure."""
+    """The app and its host; raises Unusable with the fix."""
     here = f"executor {socket.gethostname()} ({sys.executable})"
     needed = NEEDED if task.table is None else (*NEEDED, "pyarrow")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -109,10 +109,10 @@ def _loaded(task: MemberTask) -> tuple[Any, Callable[..., Host]]:
 
 
 def _resident(app: Any) -> Any:
-    """The app to run: of an installed module that is the module's own.
+    """The app to run: for an installed module, the module's own.
 
-    Handlers of such a module travel by name and use the `app` that its import made here, whose
-    `state` the lifespan must set. It gets the options of the driver.
+    Handlers of such a module are shipped by name and use the `app` that its import created here,
+    whose `state` the lifespan must set. It gets the options of the driver.
     """
     from weft.runtime.hosted import owner_of
 

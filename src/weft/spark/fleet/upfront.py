@@ -1,4 +1,4 @@
-"""What the driver checks of the app and of Kafka before any member is started."""
+"""The driver's checks of the app and of Kafka before any member is started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Upfront:
-    """The app's settings, checked at once; its cluster, when asked."""
+    """The app's settings, checked immediately; its cluster, on request."""
 
     def __init__(self, app: Hosted) -> None:
         """Raises ConfigError for what a fleet cannot run."""
@@ -39,7 +39,7 @@ class Upfront:
                 "each member its own"
             )
         _check_ledgers(app)
-        #: members have static ids; the new group protocol does not let them come back at once
+        #: members have static ids; under the new group protocol a restart would have to wait
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
         self._transactional = any(one.delivery == "exactly_once" for one in app.handlers)
         #: the driver's own clients
@@ -61,7 +61,7 @@ class Upfront:
         return None if value is None else int(value)
 
     def dead_members(self, run_id: str) -> DeadMembers:
-        """What earlier runs have left in the group."""
+        """The removal of what earlier runs left in the group."""
         kafka = member_kafka(self._options.kafka, "weft")
 
         def as_member(instance_id: str) -> Connection:
@@ -75,13 +75,13 @@ class Upfront:
         )
 
     def check(self) -> list[str]:
-        """The topics subscribed to now; raises ConfigError for what is missing."""
+        """The topics subscribed to now; raises ConfigError for missing ones."""
         self._admin = self.connection.admin()
         options = self._options
         return check_cluster(self.connection, self._admin, self._routes, self._handlers, options)
 
     def drain(self, topics: list[str]) -> GroupDrain:
-        """The way to the ends as they are now."""
+        """The drain of the records present now."""
         assert self._admin is not None
         committed = self.connection.reads_committed()
         try:
@@ -92,13 +92,13 @@ class Upfront:
         return GroupDrain(self._admin, self._group, starts, ends)
 
     def close(self) -> None:
-        """Give the admin client back."""
+        """Close the admin client."""
         if self._admin is not None:
             self._admin.close()
 
 
 def _check_ledgers(app: Hosted) -> None:
-    """A SQLite file is one machine's."""
+    """Refuse a SQLite ledger: its file is on one machine."""
     for handler in app.handlers:
         url = str(getattr(getattr(handler, "ledger", None), "url", ""))
         if url.startswith("sqlite"):

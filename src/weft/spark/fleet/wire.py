@@ -1,10 +1,10 @@
-"""The control channel's lines, and how both ends prove that they belong to the same run.
+"""The control channel's messages, and how both ends prove that they belong to the same run.
 
-JSON objects, one a line. The driver challenges, and the member answers with an HMAC over both
-sides' nonces, its place in the fleet and its description: the secret is made for the run and
-travels inside the task. From then on every line of either side begins with an HMAC over its number
-and its text, under a key of this connection and this direction: anything that a third party adds,
-drops, alters or repeats ends the connection. Nothing is read beyond a cap.
+One JSON object per line. The driver sends a challenge, and the member answers with an HMAC over
+both sides' nonces, its place in the fleet and its description: the secret is created for the run
+and is inside the task. Every later line of either side starts with an HMAC over its number and
+text, under a key of this connection and direction: anything that a third party adds, drops, alters
+or repeats ends the connection. Lines have a maximum size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TCP = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 3,
     "TCP_KEEPCNT": 3,
-    #: Linux gives up on a peer that acknowledges nothing for so long, in milliseconds.
+    #: after so many milliseconds Linux gives up on a peer that acknowledges nothing
     "TCP_USER_TIMEOUT": 15_000,
 }
 
@@ -37,17 +37,17 @@ class WireError(Exception):
 
 
 class Seal:
-    """Signs the lines of one direction of one connection, or checks them, in their order."""
+    """Signs, or checks, the lines of one direction of one connection, in order."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
 
     def sign(self, line: bytes) -> bytes:
-        """The line with its signature before it."""
+        """The line with its signature in front."""
         return self._signature(line) + b" " + line
 
     def opened(self, line: bytes) -> bytes:
-        """The line without it; raises WireError unless it is the next one of the other end."""
+        """The line without its signature; raises WireError unless it is the next one."""
         if not hmac.compare_digest(line[:_SIGNATURE_BYTES], self._signature(line[_SEALED_BYTES:])):
             raise WireError("a line that the other end has not sent")
         return line[_SEALED_BYTES:]
@@ -58,13 +58,13 @@ class Seal:
         return hmac.digest(self._key, text, "sha256").hex().encode()
 
 
-#: an HMAC in hexadecimal, and the space behind it
+#: an HMAC in hexadecimal, and a space
 _SIGNATURE_BYTES = 64
 _SEALED_BYTES = _SIGNATURE_BYTES + 1
 
 
 class Wire:
-    """One connection: whole messages in, whole messages out; `send` from any thread."""
+    """One connection for whole messages; `send` is thread-safe."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._socket = peer
@@ -72,7 +72,7 @@ class Wire:
         self._sending = threading.Lock()
         self._ours: Seal | None = None
         self._theirs: Seal | None = None
-        # A host that vanished without a word is noticed too; where the platform can.
+        # Detect a host that vanished silently, if the platform supports it.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _TCP.items():
             option = getattr(socket, name, None)
@@ -86,7 +86,7 @@ class Wire:
         self._theirs = Seal(hmac.digest(key, theirs.encode(), "sha256"))
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message; raises WireError when the other end is gone."""
+        """Send one message; raises WireError if the other end is gone."""
         line = json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n"
         try:
             with self._sending:
@@ -97,9 +97,9 @@ class Wire:
     def receive(
         self, size_max: int = LINE_BYTES_MAX, *, deadline: float | None = None
     ) -> Message | None:
-        """The next message; None at the end. Raises WireError for what is no message.
+        """The next message; None at the end. Raises WireError for an invalid one.
 
-        `deadline` (of time.monotonic) is for the whole line, however it comes in.
+        `deadline` (of time.monotonic) is for the whole line, however it arrives.
         """
         sealed = 0 if self._theirs is None else _SEALED_BYTES
         try:
@@ -148,12 +148,12 @@ class Wire:
             return
 
     def hang_up(self) -> None:
-        """End the connection; the thread that reads it gets the end, and closes it."""
-        with suppress(OSError):  # it may be gone already
+        """End the connection; the reading thread gets the end, and closes it."""
+        with suppress(OSError):  # it may be closed already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection and give the socket back."""
+        """End the connection and close the socket."""
         self.hang_up()
         with suppress(OSError, ValueError):
             self._reader.close()  # a thread inside it has just got the end
@@ -173,9 +173,9 @@ def nonce() -> str:
 
 
 def admit(wire: Wire, secret: bytes, run: str) -> Message:
-    """The driver's side: challenge a client; its hello, once it is authenticated.
+    """The driver's side: challenge a client; returns its hello once it is authenticated.
 
-    The whole of it has HANDSHAKE_S. Later lines are signed.
+    All of it within HANDSHAKE_S. Later lines are signed.
     """
     challenge, deadline = nonce(), time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
@@ -184,7 +184,7 @@ def admit(wire: Wire, secret: bytes, run: str) -> Message:
     if hello is None or hello["type"] != "hello":
         raise WireError("no hello")
     expected = proof(secret, challenge, hello)
-    # As bytes: text that is not ASCII makes compare_digest, and encode(), raise.
+    # As bytes: compare_digest, and encode(), raise for text that is not ASCII.
     given = str(hello.get("proof")).encode("utf-8", "replace")
     if not hmac.compare_digest(expected.hex().encode(), given):
         raise WireError("a hello without the run's secret")
@@ -194,12 +194,12 @@ def admit(wire: Wire, secret: bytes, run: str) -> Message:
 
 
 def _connection_key(secret: bytes, shared: bytes) -> bytes:
-    """From the proof, which covers both nonces; a listener cannot make it."""
+    """Derived from the proof, which covers both nonces; an eavesdropper cannot make it."""
     return hmac.digest(secret, b"lines " + shared, "sha256")
 
 
 def introduce(wire: Wire, secret: bytes, place: str, facts: Mapping[str, Any]) -> Message:
-    """The member's side: answer the challenge; the driver's welcome, whose signature proves it."""
+    """The member's side: answer the challenge; returns the driver's welcome, after its check."""
     deadline = time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
     challenge = wire.receive(HELLO_BYTES_MAX, deadline=deadline)
@@ -209,7 +209,7 @@ def introduce(wire: Wire, secret: bytes, place: str, facts: Mapping[str, Any]) -
     shared = proof(secret, str(challenge.get("nonce")), hello)
     wire.send({**hello, "proof": shared.hex()})
     wire.seal(_connection_key(secret, shared), driver=False)
-    # The driver holds its welcome back while an older attempt of this task leaves.
+    # The driver delays its welcome while an older attempt of this task leaves.
     try:
         welcome = wire.receive(deadline=deadline)
     except WireError as error:

@@ -1,4 +1,4 @@
-"""The operator: a handler over the records of a DataFrame, with the core of Weft in each task."""
+"""`process`: a handler over the records of a DataFrame, with Weft's core in each task."""
 
 from weft.spark.processing.operator import once, process, replay
 

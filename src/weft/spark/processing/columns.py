@@ -1,4 +1,4 @@
-"""What `process` reads from a DataFrame and what it gives back, column by column."""
+"""The columns that `process` reads from a DataFrame and returns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weft.spark.processing.typed import (
 )
 from weft.spark.sink.columns import are_headers
 
-#: Needed column -> (types it may have, what to call them, what the task gets).
+#: Required column -> (its types, their names, the type that the task gets).
 NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
     "topic": ((StringType,), "string", "string"),
     "partition": ((IntegralType,), "int", "int"),
@@ -42,7 +42,7 @@ NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
     "key": ((BinaryType, StringType), "binary or string", "binary"),
     "value": ((BinaryType, StringType), "binary or string", "binary"),
 }
-#: The same for columns that become part of the record where they are there.
+#: The same for optional columns that become part of the record.
 OPTIONAL: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
     "timestamp": ((TimestampType, TimestampNTZType), "timestamp", "timestamp"),
     "headers": ((ArrayType,), "array<struct<key: string, value: binary>>", ""),
@@ -55,9 +55,9 @@ SPARK_SCHEMA = (
     " error string, outputs array<struct<topic: string, key: binary, value: binary,"
     f" headers: {_HEADERS}>>"
 )
-#: Columns that the rows take from the record.
+#: Columns of the result that come from the record.
 RECORD_ROW = frozenset({"topic", "partition", "offset", "key"})
-#: What `carry="failed"` and `"all"` add behind the value.
+#: Columns that `carry="failed"` and `"all"` add after the value.
 CARRIED_SCHEMA = (
     f", timestamp timestamp, headers {_HEADERS}, story array<struct<at: timestamp, what: string>>"
 )
@@ -97,22 +97,22 @@ CARRIED = [
 
 
 # -- call times ------------------------------------------------------------------------------------
-# How long calls take: counted by each task in narrow buckets, merged by Spark as it sees rows.
+# Call durations: counted by each task in narrow buckets, merged by Spark as it sees rows.
 #
-# Observed metrics are sums over rows. So a task whose calls are counted ends with some rows more,
-# one for each bucket that is not empty, which `process` takes out again behind the observation.
+# Observed metrics are sums over rows. So a task with counted calls ends with extra rows, one per
+# non-empty bucket, which `process` removes after the observation.
 
-#: Upper bounds in seconds: eight to each doubling, from 10 µs to an hour and a half, so that the
-#: middle of a bucket is less than 5 % away from whatever was counted there.
+#: Upper bounds in seconds: eight per doubling, from 10 µs to an hour and a half, so that the middle
+#: of a bucket is within 5 % of every value in it.
 BOUNDS = tuple(1e-5 * 2 ** (step / 8) for step in range(29 * 8 + 1))
 
-#: What the rows have beside the columns of the result; null in all that are records.
+#: Extra columns of the rows; null in rows of records.
 TOOK_SCHEMA = ", took_ms double, calls long"
 TOOK = [pa.field("took_ms", pa.float64()), pa.field("calls", pa.int64())]
 
 
 def with_no_call_times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches with the two columns more."""
+    """The batches with the two extra columns."""
     for batch in batches:
         schema = pa.schema([*batch.schema, *TOOK])
         nulls = [pa.nulls(batch.num_rows, field.type) for field in TOOK]
@@ -122,7 +122,7 @@ def with_no_call_times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 def with_call_times(
     batches: Iterable[pa.RecordBatch], latency: Latency
 ) -> Iterator[pa.RecordBatch]:
-    """The same, and at their end what was counted meanwhile."""
+    """The same, followed by the durations counted meanwhile."""
     schema = None
     for batch in with_no_call_times(batches):
         schema = batch.schema
@@ -130,7 +130,7 @@ def with_call_times(
         latency.fold()
     if schema is not None:
         found = [(at, count) for at, count in enumerate(latency.buckets()["counts"]) if count]
-        # The middle of a bucket; of the two that are open it is their bound.
+        # The middle of a bucket; for the two open ones their bound.
         bounds = [(BOUNDS[max(0, at - 1)], BOUNDS[min(at, len(BOUNDS) - 1)]) for at, _ in found]
         took_ms = [round(sqrt(lower * upper) * 1e3, 4) for lower, upper in bounds]
         columns = {
@@ -142,7 +142,7 @@ def with_call_times(
 
 
 def observed() -> list[Column]:
-    """What `metrics=` counts, and how long calls took."""
+    """The observed metrics for `metrics=`, with call durations."""
     status = F.col("status")
     return [
         F.count_if(status == "done").alias("done"),
@@ -154,7 +154,7 @@ def observed() -> list[Column]:
 
 
 def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
-    """The records' rows, observed; those that only count calls are gone behind it."""
+    """The records' rows, observed; rows that only count calls are removed after it."""
     counted = rows.observe(metrics, *observed())
     return counted.where(F.col("calls").isNull()).drop(*(field.name for field in TOOK))
 
@@ -163,23 +163,23 @@ def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
 
 
 def result_schema(settings: TaskSettings, records: StructType) -> str:
-    """The columns of a task's rows, as Spark writes a schema; `records`: of its input."""
+    """The columns of a task's rows, as a Spark schema; `records`: of its input."""
     schema = SPARK_SCHEMA
     if settings.carry is not None:
         schema += f", value {ddl(records['value'].dataType)}{CARRIED_SCHEMA}"
     for name, called in settings.others.items():
-        if name == HASH:  # it stays in the task
+        if name == HASH:  # for the task only
             continue
         schema += f", {quoted(called)} {ddl(records[name].dataType)}"
     return schema + (TOOK_SCHEMA if settings.timed else "")
 
 
-#: What every row has, and so cannot be carried under its name.
+#: Columns of every row, so a carried column cannot have their names.
 OWN = frozenset(field.name for field in ARROW_SCHEMA)
 
 
 def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
-    """Columns that all rows carry: what the task calls them -> their names in the DataFrame."""
+    """Columns that all rows carry: their names in the task -> their names in the DataFrame."""
     if carry == "*":
         names = [name for name in df.columns if name not in RECORD_ROW]
     elif isinstance(carry, list | tuple):
@@ -201,7 +201,7 @@ def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
 
 
 def checked_schema(handler: Any, schema: object) -> StructType | str:
-    """The schema of outputs; ConfigError for what cannot be one."""
+    """The schema of outputs; ConfigError for an invalid one."""
     if is_model(schema):
         return columns_of_model(schema)
     if isinstance(schema, StructType) or (isinstance(schema, str) and schema.strip()):
@@ -213,7 +213,7 @@ def checked_schema(handler: Any, schema: object) -> StructType | str:
 
 
 def results_column(fields: StructType | str) -> Column:
-    """The outputs' values with these fields; null where the record is not done."""
+    """The outputs' values with these fields; null if the record is not done."""
 
     def read(output: Column) -> Column:
         text = output.getField("value").cast("string")
@@ -223,7 +223,7 @@ def results_column(fields: StructType | str) -> Column:
 
 
 def input_columns(df: DataFrame, kind: Any, where: str) -> list[Column]:
-    """The columns a task needs, cast; raises ConfigError that names what is missing or wrong.
+    """The columns a task needs, cast; raises ConfigError that names missing or wrong ones.
 
     `kind` is the option `value=`.
     """
@@ -257,7 +257,7 @@ def input_columns(df: DataFrame, kind: Any, where: str) -> list[Column]:
 
 
 def hash_column(records: DataFrame) -> Column:
-    """What distinguishes a record from another one in its place."""
+    """A hash that distinguishes a record from another one at its place."""
     value = F.col("value")
     if "map<" in records.schema["value"].dataType.simpleString():  # Spark hashes no maps
         value = F.to_json(value)
@@ -265,11 +265,11 @@ def hash_column(records: DataFrame) -> Column:
 
 
 def lane_columns(ordering: str) -> list[Column]:
-    """What decides where a record is handled: all of one lane have the same values here."""
+    """The columns that define the lanes: equal for all records of one lane."""
     place = [F.col("topic"), F.col("partition")]
     if ordering == "partition":
         return place
     if ordering == "unordered":
         return [*place, F.col("offset")]
-    # A null key orders with nothing: its record is a lane of its own.
+    # A null key orders with nothing: its record is a separate lane.
     return [*place, F.col("key"), F.when(F.col("key").isNull(), F.col("offset"))]

@@ -1,6 +1,6 @@
 """From Spark's Arrow batches to the core's records, by partition and in offset order.
 
-Whole columns at a time: a Python loop over rows would cost more than the core does.
+By whole columns: a Python loop over rows would cost more than the core does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.types import Headers, Record, TopicPartition
 CHUNK_ROWS_MAX = 10_000
 CHUNK_BYTES_MAX = 4 * 2**20
 NO_TIMESTAMP_MS = -1
-#: How columns are called that a task gets beside those of its records.
+#: Names of the task's columns besides those of the records.
 OTHER = "__weft_"
 
 
@@ -32,9 +32,9 @@ class Group(NamedTuple):
     partition: int
     records: list[Record]
     sizes: list[int]
-    #: no offset stands twice
+    #: whether no offset occurs twice
     strict: bool
-    #: where they come from, with whatever other columns there are
+    #: the source rows, with all other columns
     rows: pa.RecordBatch
 
 
@@ -47,7 +47,7 @@ def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def sorted_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows in offset order; holds them all, as a streaming DataFrame leaves no other way."""
+    """All rows in offset order; holds all of them, as a streaming DataFrame requires."""
     table = whole(batches)
     if table is None:
         return
@@ -58,13 +58,13 @@ def sorted_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-    """All rows, in whole columns: taking some out of one in pieces would join it each time."""
+    """All rows, in whole columns: selecting rows from chunked ones would join them each time."""
     held = list(batches)
     return pa.Table.from_batches(held).combine_chunks() if held else None
 
 
 def rows_each(rows: int, size_bytes: int) -> int:
-    """How many rows a piece may have so that it stays within both limits on average."""
+    """How many rows a piece may have to stay within both limits on average."""
     per_row = max(1, size_bytes // max(1, rows))
     return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES_MAX // per_row))
 
@@ -78,7 +78,7 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
         here = chunk if len(rows) == chunk.num_rows else chunk.take(pa.array(rows))
         offsets = here.column("offset").to_numpy()
         keys, values = here.column("key"), here.column("value")
-        # Interned: rows are made per column, and a topic that is one object is compared at once.
+        # Interned: rows are made per column, and topics that are one object compare fast.
         topic = sys.intern(called)
         columns = zip(
             repeat(topic),
@@ -92,7 +92,7 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
             repeat(None),
             repeat(None),
         )
-        # About how many bytes of a row are in columns that no record has.
+        # The approximate bytes per row of columns that records do not have.
         more = sum(here.column(n).nbytes for n in here.schema.names if n.startswith(OTHER))
         sizes = np.add(_lengths(keys), _lengths(values)) + int(more // max(1, here.num_rows))
         strict = bool((offsets[1:] > offsets[:-1]).all())
@@ -123,7 +123,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _lengths(column: pa.Array) -> Any:
-    if pa.types.is_struct(column.type):  # a value of fields: about
+    if pa.types.is_struct(column.type):  # a struct value: approximate
         return np.full(len(column), column.nbytes // max(1, len(column)))
     lengths = pc.binary_length(column)
     return (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy()
@@ -150,13 +150,13 @@ def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:
 
 
 class Intake:
-    """Remembers where each partition stands, so that a row that comes twice is seen."""
+    """Remembers the last offset of each partition, to detect duplicate rows."""
 
     def __init__(self) -> None:
         self._last: dict[TopicPartition, Record] = {}
 
     def new_rows(self, group: Group) -> Group:
-        """The group; ConfigError where two rows name one record: none is left out in silence."""
+        """The group; ConfigError if two rows name one record: none is dropped silently."""
         where = (group.topic, group.partition)
         last = self._last.get(where)
         self._last[where] = group.records[-1]

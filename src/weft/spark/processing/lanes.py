@@ -1,8 +1,8 @@
 """The core over the records of one Spark task: lanes, slots, retries; no Kafka and no commits.
 
-The task's own thread feeds records and takes finished ones; handlers run on a loop or on threads
-as in any member. A thread of the clock's wakes for retries and time-outs, because the task's
-thread stands still while Spark takes its rows.
+The task's own thread feeds records and takes finished ones; handlers run on a loop or on threads as
+in any member. A timer thread wakes for retries and time-outs, because the task's thread blocks
+while Spark takes its rows.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from weft.types import Record
 
 _log = logging.getLogger("weft.spark")
 
-#: Nothing is committed and nothing paused: the task itself bounds what it takes in.
+#: Nothing is committed and nothing paused: the task itself bounds its intake.
 NO_BOUNDS = Limits(
     buffer_records=2**60, buffer_bytes=2**60, commit=Commit(interval_s=1e15), map_chars=2**40
 )
-#: outputs that Spark has not taken yet; above it no further record starts
+#: bytes of outputs that Spark has not taken yet; above it no further record starts
 OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
 
@@ -52,7 +52,7 @@ Intake = Sequence[tuple[Partition, list[Record], list[int]]]
 
 
 class TaskEngine(Engine):
-    """The core; keeps what is finished with for the task's thread."""
+    """The core; keeps finished records for the task's thread."""
 
     def __init__(self, spec: HandlerSpec) -> None:
         super().__init__([spec], NO_BOUNDS)
@@ -63,7 +63,7 @@ class TaskEngine(Engine):
         self.enough = threading.Event()
 
     def polled_again(self, now: float, batches: Intake, attempts: Mapping[Key, int]) -> None:
-        """As `polled`, with the attempts of another micro-batch before any record starts."""
+        """Like `polled`, with the attempts of an earlier micro-batch before any record starts."""
         self.halt(now, "feed", on=True)
         self.polled(now, batches)
         for partition, _, _ in batches:
@@ -75,12 +75,12 @@ class TaskEngine(Engine):
         self.halt(now, "feed", on=False)
 
     def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
-        """As in the core; what returned nothing is finished with."""
+        """As in the core; records that returned nothing are finished."""
         super().calls_ended(now, done, ended)
         self._taken_in(done, ended)
 
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """As in the core; the same for what a batch handler has acknowledged."""
+        """As in the core; the same for acknowledged records of a batch handler."""
         super().batch_progressed(now, done, ended)
         self._taken_in(done, ended)
 
@@ -97,7 +97,7 @@ class TaskEngine(Engine):
             self._finish([e.work for e in ended if e.work.state == DONE])
 
     def outputs_answered(self, now: float, answers: Sequence[OutputsAnswer]) -> None:
-        """As in the core; these are finished with."""
+        """As in the core; these are finished."""
         super().outputs_answered(now, answers)
         self._finish([work for work, _, _ in answers])
 
@@ -108,7 +108,7 @@ class TaskEngine(Engine):
 
 
 class Lanes:
-    """Calls the handler for records and collects what became of them."""
+    """Calls the handler for records and collects the results."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Lanes:
         loop: asyncio.AbstractEventLoop | None,
         group: str = "",
     ) -> None:
-        """`loop`: where async functions run; None where there are none. `group`: of the app."""
+        """`loop`: where async functions run; None if there are none. `group`: of the app."""
         self._name, self._group = plan.spec.name, group
-        #: how long calls take
+        #: durations of calls
         self.latency = plan.latency
         self._slow = SlowCalls()
         self._engine = TaskEngine(plan.spec)
@@ -129,7 +129,7 @@ class Lanes:
         executors = Executors(self._door, lambda reason: None, loop, group, lifespan=None)
         self._executor = executors.of(options, plan)
         self._partitions: dict[tuple[str, int], Partition] = {}
-        #: what finished records produced, until they are taken
+        #: outputs of finished records, until they are taken
         self._outputs: dict[Work, Outputs] = {}
         self._held_bytes = 0
         #: records fed and not taken yet
@@ -142,7 +142,7 @@ class Lanes:
     # -- the task's thread -------------------------------------------------------------------------
 
     def feed(self, groups: Sequence[Group], attempts: Mapping[Key, int] | None = None) -> None:
-        """Hand records to the core; `attempts`: calls that have failed before."""
+        """Pass records to the core; `attempts`: calls that have failed before."""
         batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
         self.outstanding += sum(len(records) for _, records, _ in batches)
         if attempts:
@@ -151,7 +151,7 @@ class Lanes:
             self._door.post(lambda engine, now: engine.polled(now, batches))
 
     def stop_starting(self) -> None:
-        """Let what runs come to its end, and nothing else begin."""
+        """Let running calls finish, and start no more."""
         self._door.call(lambda engine, now: engine.halt(now, "deadline", on=True))
 
     def running(self) -> int:
@@ -173,7 +173,7 @@ class Lanes:
         return sum(partition.bytes for partition in self._partitions.values())
 
     def wait(self, count: int, timeout_s: float) -> None:
-        """Wait until so many records are finished with, or all are, or time is up."""
+        """Wait until so many records, or all, are finished, or for the time-out."""
         engine = self._engine
         engine.wanted = max(1, min(count, self.outstanding))
         if len(engine.finished) < engine.wanted and self._fatal is None:
@@ -185,7 +185,7 @@ class Lanes:
             self._slow.tell(self._name)
 
     def check(self) -> None:
-        """Raise FatalError where the policy is Stop and a record is exhausted."""
+        """Raise FatalError if the policy is Stop and a record is exhausted."""
         if self._fatal is not None:
             error = self._fatal.error
             why = "" if error is None else f": {error.line}"
@@ -197,7 +197,7 @@ class Lanes:
         return len(self._engine.finished)
 
     def take_finished(self) -> tuple[list[Work], dict[Work, Outputs]]:
-        """Records that are finished with, and what those that produced something did."""
+        """The finished records, and the outputs of those that have some."""
         finished, outputs = self._engine.finished, self._outputs
         works = [finished.popleft() for _ in range(len(finished))]
         self.outstanding -= len(works)
@@ -205,7 +205,7 @@ class Lanes:
         return works, taken
 
     def rows_left(self, size_bytes: int) -> None:
-        """Spark has taken rows with so many bytes of outputs: they are held no more."""
+        """Spark has taken rows with so many bytes of outputs: release them."""
 
         def release(engine: Engine, now: float) -> None:
             self._held_bytes -= size_bytes
@@ -215,7 +215,7 @@ class Lanes:
         self._door.post(release)
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
         self._closed = True
         self._executor.close()
         self._alarm.set()
@@ -260,12 +260,12 @@ class Lanes:
             self._engine.enough.set()
 
     def _kept(self, work: Work, outputs: Outputs) -> OutputsAnswer:
-        """Outputs wait for their row; as far as the core is concerned they are delivered."""
+        """Outputs wait for their row; for the core they count as delivered."""
         self._outputs[work] = outputs
         self._held_bytes += message_bytes(outputs)
         return work, (), None
 
-    # -- the clock's thread ------------------------------------------------------------------------
+    # -- the timer thread --------------------------------------------------------------------------
 
     def _died(self, name: str, error: BaseException) -> None:
         guard.log_death(name, error)
@@ -280,24 +280,24 @@ class Lanes:
 
         while True:
             self._alarm.clear()
-            if self._closed:  # looked at after the clear: `close` sets the alarm last
+            if self._closed:  # checked after the clear: `close` sets the alarm last
                 return
             wait_s = self._door.call(tick)
             self._alarm.wait(max(0.0, min(wait_s, TICK_MAX_S)))
 
 
 # -- slow ------------------------------------------------------------------------------------------
-# Calls that take very long: a line in the executor's log, since a task that waits says nothing.
+# Very long calls: one line in the executor's log, as a waiting task logs nothing.
 
 
-#: A call that has run so long is told, and again as often.
+#: A call that has run so long is logged, and again at this interval.
 SLOW_S = 60.0
-#: Between two looks; a call is known to run only once two looks have seen it.
+#: Interval of checks; a call counts as running only after two checks have seen it.
 LOOK_EVERY_S = 15.0
 
 
 class SlowCalls:
-    """Looks at the calls that run, now and then, and remembers since when each was seen."""
+    """Checks the running calls periodically, and remembers since when each was seen."""
 
     def __init__(self) -> None:
         self._next_look = time.monotonic() + LOOK_EVERY_S
@@ -306,11 +306,11 @@ class SlowCalls:
         self._seen: dict[tuple[Work, int], float] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time for a look."""
+        """Whether it is time for a check."""
         return time.monotonic() >= self._next_look
 
     def look(self, partitions: Iterable[Partition], now: float) -> None:
-        """See which calls run. Inside the door."""
+        """Note which calls run. Inside the door."""
         self._next_look = now + LOOK_EVERY_S
         running = [
             (work, work.attempts)
@@ -321,7 +321,7 @@ class SlowCalls:
         self._seen = {call: self._seen.get(call, now) for call in running}
 
     def tell(self, name: str) -> None:
-        """One line about the oldest call, if it is slow."""
+        """Log one line about the oldest call, if it is slow."""
         now = time.monotonic()
         slow = sorted(since for since in self._seen.values() if now - since >= SLOW_S)
         if not slow or now < self._next_line:

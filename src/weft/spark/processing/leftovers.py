@@ -2,11 +2,11 @@
 
     FOLDER/QUERY/00003/00000000000000000041.parquet    what task 3 of batch 41 left over
 
-A task decides once which rows it leaves over, and the decision is a file before the task ends:
-the next batch begins with its rows. Spark may run a batch again whose rows a sink has already (its
-commit was cut off), and a sink that knows the batch leaves out what comes then. So an attempt
-that finds a decision follows it: it finishes all other rows, however long they take, and leaves
-over the same. Of two concurrent attempts the first file counts, and the other one fails.
+A task decides once which rows it leaves over, and the decision is a file before the task ends: the
+next batch starts with its rows. Spark may repeat a batch whose rows a sink already has (its commit
+was interrupted), and a sink that knows the batch drops the repeated rows. So an attempt that finds
+a decision follows it: it finishes all other rows, however long they take, and leaves over the same.
+Of two concurrent attempts the first file counts, and the other attempt fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from weft.errors import ConfigError, FatalError
 
 ATTEMPTS = "__weft_attempts"
-#: As many batches as Spark keeps to go back to.
+#: as many batches as Spark keeps to go back to
 BATCHES_KEPT = 100
 
 Key = tuple[str, int, int]
@@ -36,7 +36,7 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TaskOfBatch:
-    """Which micro-batch of which query, and which part of its lanes."""
+    """One micro-batch of one query, and one part of its lanes."""
 
     query: str
     batch: int
@@ -44,7 +44,7 @@ class TaskOfBatch:
 
 
 def shared_folder(uri: str) -> Path:
-    """The folder; ConfigError for an object store, where two attempts could make one file."""
+    """The folder; ConfigError for an object store, where two attempts could create one file."""
     parts = urlsplit(uri)
     if parts.scheme not in ("", "file"):
         raise ConfigError(
@@ -55,7 +55,7 @@ def shared_folder(uri: str) -> Path:
 
 
 class Leftovers:
-    """What one task of a micro-batch takes over, and what it leaves over."""
+    """The rows that one task of a micro-batch takes over, and those that it leaves over."""
 
     def __init__(self, uri: str, where: TaskOfBatch) -> None:
         self._folder = shared_folder(uri) / where.query / f"{where.task:05}"
@@ -63,13 +63,13 @@ class Leftovers:
         earlier = sorted(path for path in self._folder.glob("*.parquet") if path.name < self._name)
         self._old = earlier[:-BATCHES_KEPT]
         self._before = _read(earlier[-1]) if earlier else None
-        #: what this batch left over before, None where nothing was decided
+        #: the earlier decision of this batch, None if there is none
         self.decided = _keys(_read(self._folder / self._name))
         #: calls that failed in earlier batches
         self.attempts: dict[Key, int] = {}
 
     def with_earlier(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, with what was left over before them; without what this one leaves over."""
+        """The batches, preceded by earlier leftovers; without those that this batch leaves over."""
         before = self._before
         if before is not None and before.num_rows:
             known = _keys(before) or {}
@@ -94,12 +94,12 @@ class Leftovers:
                 yield kept
 
     def not_fed(self, rows: pa.RecordBatch) -> dict[Key, int]:
-        """The keys of rows that no handler has seen in this batch."""
+        """The keys of rows that were not fed to a handler in this batch."""
         return {key: self.attempts.get(key, 0) for key in _keys_of(rows)}
 
     def decide(self, rows: pa.Table | None, unfinished: dict[Key, int]) -> None:
-        """These keys of the rows are left over; raises FatalError where others were."""
-        if rows is None:  # no row came in, so none is left over
+        """Leave these keys of the rows over; raises FatalError if others were decided before."""
+        if rows is None:  # no rows, so no leftovers
             rows = pa.table({"topic": [], "partition": [], "offset": []})
         left = rows.filter(_among(rows, unfinished)) if unfinished else rows.slice(0, 0)
         attempts = [unfinished[key] for key in (_keys_of(left) if left.num_rows else ())]
@@ -144,7 +144,7 @@ def _keys_of(rows: pa.Table | pa.RecordBatch) -> list[Key]:
 
 
 def _among(rows: pa.Table | pa.RecordBatch, keys: dict[Key, int]) -> pa.Array:
-    """For each row whether it is one of these; few are, and their offsets are looked at first."""
+    """For each row whether it is one of these; few are, so their offsets are compared first."""
     offsets = pa.array([offset for _, _, offset in keys], pa.int64())
     near = pc.is_in(rows.column("offset"), value_set=offsets)
     found = np.array(near.to_numpy(zero_copy_only=False), np.bool_)

@@ -40,7 +40,7 @@ from weft.spark.processing.settings import (
 from weft.spark.processing.stretches import HASH, pinned
 from weft.spark.processing.typed import quoted
 
-#: As many cores are seen through Spark Connect.
+#: most cores that can be counted through Spark Connect
 CORES_MAX = 100_000
 
 if TYPE_CHECKING:
@@ -67,32 +67,32 @@ def process(
 ) -> DataFrame:
     """Call the handler for every record of a DataFrame; one row for each in the result.
 
-    `df`: batch or streaming, with the columns topic, partition, offset, key, value (and timestamp
-    and headers where they are there). With `value=Model` (pydantic) the value may be a struct
-    column, or the model's fields may be columns of their own: then nothing is JSON.
-    Options are as in `@app.consume`, and left out as decorated. `concurrency` is of one slot.
-    `slots`: tasks over which the lanes are spread; None is one for each core Spark has.
-    `carry`: "failed" or "all" adds value, timestamp, headers and story to those rows, for a table
-    of dead letters that `replay` can read; "*", or a list of names, adds the DataFrame's other
-    columns to all rows, as they are.
+    `df`: batch or streaming, with the columns topic, partition, offset, key, value (and optionally
+    timestamp and headers). With `value=Model` (pydantic) the value may be a struct column, or the
+    model's fields may be separate columns: then no JSON is involved. Other options are as in
+    `@app.consume`; omitted ones are taken from the decorator. `concurrency` applies to one slot.
+    `slots`: tasks over which the lanes are spread; None is one per core of Spark. `carry`: "failed"
+    or "all" adds value, timestamp, headers and story to those rows, for a table of dead letters
+    that `replay` can read; "*", or a list of names, adds the DataFrame's other columns to all rows,
+    unchanged.
 
     `progress`: a folder (a path or URI that this process and all executors reach) where tasks keep
-    what they have finished: the same job with the same folder resumes where another one ended,
-    and gives all rows. Of a stream: where rows wait that were not finished by the deadline.
+    their finished rows: the same job with the same folder resumes where another one ended, and
+    returns all rows. For a stream: where rows wait that were not finished by the deadline.
 
-    `deadline_s`: of a stream: so long after a task of a micro-batch has begun no call begins in it;
-    what is not finished then waits for the next one, in order. Calls that run are waited for.
+    `deadline_s`: for a stream: so long after a task of a micro-batch has started, no call starts in
+    it; unfinished rows wait for the next batch, in order. Running calls are awaited.
 
-    `schema`: adds results, an array of the outputs' values of a record that is done, read as JSON
+    `schema`: adds results, an array of the outputs' values of a record that is done, parsed as JSON
     with these fields (a DDL text, a StructType or a pydantic model); a value that does not fit ends
     the job.
 
     `metrics`: observes done, failed, attempts, p50_ms and p99_ms (of the calls, sampled) under this
-    name, which a streaming query shows in its progress as observedMetrics; an Observation gives
-    them after a batch.
+    name, which a streaming query shows in its progress as observedMetrics; an Observation has them
+    after a batch.
     The result: topic, partition, offset, key, status ("done", "failed"), attempts, error, outputs.
     It is lazy like every DataFrame: two actions on it call the handler twice.
-    Raises ConfigError, before any job starts, for what can be seen here.
+    Raises ConfigError, before any job starts, for what can be checked here.
     """
     given = {
         "ordering": ordering, "concurrency": concurrency, "retry": retry,
@@ -138,7 +138,7 @@ def _records(
 
 
 def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> DataFrame:
-    """The rows of the tasks; a job that is repeated has as many tasks as at first."""
+    """The rows of the tasks; a repeated job has the same number of tasks as the first."""
     options, spark = settings.options, records.sparkSession
     check_workers(spark)
     row_schema = result_schema(settings, records.schema)
@@ -150,14 +150,15 @@ def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> D
     run = task_function(packed(settings), name_of(options.function))
     lanes = records.repartition(count, *lane_columns(options.ordering))
     if not settings.sort:
-        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
+        lanes = lanes.sortWithinPartitions("offset")  # spills to disk if it does not fit
     return lanes.mapInArrow(run, row_schema)
 
 
 def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What Spark calls in each task; `name` is how the plan and Spark's UI call it.
+    """What Spark calls in each task; `name` is its name in the plan and in Spark's UI.
 
-    It travels by value and names nothing of Weft's: an executor without it must be able to say so.
+    It is shipped by value and imports Weft lazily: an executor without Weft must be able to report
+    that.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -178,10 +179,10 @@ _LOOKED_AT: set[str] = set()
 
 
 def check_workers(spark: SparkSession) -> None:
-    """ConfigError where the workers' Python is another than this one and has no Weft.
+    """ConfigError if the workers use another Python than this one, without Weft.
 
-    Found out by a task of our own, which does not fail: one that does is tried again, with
-    `local[2,1000]` a thousand times.
+    Checked by a separate task, which does not fail: a failing one is retried, with `local[2,1000]`
+    a thousand times.
     """
     try:
         context = spark.sparkContext
@@ -206,7 +207,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _check_workers_of_server(spark: SparkSession) -> None:
-    """The same through Spark Connect, where a query has to look; once for each session."""
+    """The same through Spark Connect, where a query has to check; once per session."""
     session = str(getattr(spark, "session_id", ""))
     if session in _LOOKED_AT:
         return
@@ -217,7 +218,7 @@ def _check_workers_of_server(spark: SparkSession) -> None:
 
         import pyarrow as pa
 
-        for _ in batches:  # else the socket behind us stays full of it
+        for _ in batches:  # otherwise the socket stays full of it
             pass
         without = sys.executable if find_spec("weft") is None else ""
         yield pa.RecordBatch.from_pydict({"without": [without]})
@@ -232,33 +233,32 @@ def _check_workers_of_server(spark: SparkSession) -> None:
 
 
 def default_slots(spark: SparkSession) -> int:
-    """One for each core."""
+    """One per core."""
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except (AttributeError, PySparkException):
-        # Spark Connect does not say: a range has a partition for each core. A small job, once for
-        # each call of `process`.
+        # Spark Connect does not report it: a range has one partition per core. A small job per
+        # call of `process`.
         pieces = spark.range(CORES_MAX).select(F.spark_partition_id().alias("piece"))
         return max(1, pieces.distinct().count())
 
 
-# -- after it --------------------------------------------------------------------------------------
-# Several tables from one run of the handler, and failed rows again.
+# -- after process ---------------------------------------------------------------------------------
+# Several tables from one run of the handler, and replays of failed rows.
 
 RECORD = ("topic", "partition", "offset")
 LANE = ("topic", "partition", "key")
-#: What a table of failed rows must have to be handled again.
+#: Required columns of a table of failed rows.
 NEEDED = (*LANE, "offset", "status", "value")
 
 
 def once(write: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` whose `write(rows, batch_id)` may use the rows many times.
 
-        results.writeStream.foreachBatch(once(write)).start()
-
-    The handler runs once for each try of a batch: its rows are kept on the executors before
-    `write` is called. Rows that are lost with an executor end that try instead of calling the
-    handler again behind your back; Spark then repeats the batch.
+            results.writeStream.foreachBatch(once(write)).start()
+    The handler runs once per try of a batch: its rows are persisted on the executors before `write`
+    is called. Rows that are lost with an executor end that try instead of silently calling the
+    handler again; Spark then repeats the batch.
     """
 
     def write_kept(rows: DataFrame, batch_id: int) -> None:
@@ -270,7 +270,7 @@ def once(write: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], N
 def replay(
     dead: DataFrame, handler: Callable[..., Any], results: DataFrame | None = None, **options: Any
 ) -> DataFrame:
-    """Handle failed rows again, each key's in the order of their offsets; batch only.
+    """Handle failed rows again, each key's in offset order; batch only.
 
     `dead`: rows of `process(..., carry="failed")` (or "all"); of those with status "failed" each
     record is handled once, however often it failed. `results`: all rows so far, if they are kept;
@@ -278,8 +278,8 @@ def replay(
     `options`: those of `process`.
 
     The result: the rows of `process` and `overtaken_by long`: the highest offset of the same key
-    that was done before this replay although it came later, null where there is none. Without
-    `results` nothing is known of that and it is always null.
+    that was done before this replay although it came later; null if there is none, and always
+    null without `results`.
     Raises ConfigError for a stream and for missing columns.
     """
     where = f"replay({name_of(handler)})"

@@ -1,4 +1,4 @@
-"""The handler on its way to the executors: by value, with the modules it imports."""
+"""The handler, shipped to the executors by value, with the modules that it imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.spark.processing.settings import TaskSettings, name_of
 
 
 def packed(settings: TaskSettings) -> bytes:
-    """The settings as the tasks load them; raises ConfigError that names what cannot travel."""
+    """The settings as the tasks load them; raises ConfigError that names what cannot be shipped."""
     options = settings.options
     carried = [options.function, settings.lifespan, options.value, options.prefetch]
     where = f"process({name_of(options.function)})"
@@ -52,14 +52,14 @@ def unpacked(payload: bytes) -> TaskSettings:
 
 
 # -- modules ---------------------------------------------------------------------------------------
-# The user's own modules on their way to the executors: those a handler imports travel with it.
+# The user's own modules that a handler imports are shipped with it.
 #
-# The driver reads the imports out of the sources, also those inside functions, and follows them as
+# The driver reads the imports from the sources, also those inside functions, and follows them as
 # long as they lead to files that are not installed. In a task they are imported from memory.
 
 
 class Source(NamedTuple):
-    """One module: its text, and whether other modules are inside it."""
+    """One module: its source text, and whether it is a package."""
 
     text: str
     is_package: bool
@@ -72,7 +72,7 @@ Sources = Mapping[str, Source]
 
 
 def sources_of(modules: Iterable[types.ModuleType]) -> dict[str, Source]:
-    """The sources of everything of the user's own that these modules import."""
+    """The sources of all the user's own modules that these modules import."""
     found: dict[str, Source] = {}
     waiting: list[str] = []
     for module in modules:
@@ -108,7 +108,7 @@ def imports(text: str, package: str) -> Iterator[str]:
 
 
 def _own_file(name: str) -> Path | None:
-    """Where a module of the user's own is; None for what is installed or is no module."""
+    """The file of a user's own module; None if it is installed or not a module."""
     top, *inside = name.split(".")
     if not top or top == "__main__" or top in shipping.THERE:
         return None
@@ -131,15 +131,15 @@ def _own_file(name: str) -> Path | None:
 
 
 class Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports modules from the sources that came with the handler."""
+    """Imports modules from the sources that were shipped with the handler."""
 
     def __init__(self) -> None:
         self.sources: Sources = {}
 
     def replace(self, sources: Sources) -> None:
-        """Import these from now on; what another job's handler brought is forgotten.
+        """Import these from now on; modules of another job's handler are dropped.
 
-        Spark uses a worker for many jobs, and a notebook sends the same module again, changed.
+        Spark uses a worker for many jobs, and a notebook ships the same module again, changed.
         """
         if sources == self.sources:
             return
@@ -153,7 +153,7 @@ class Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module, if it is one of them."""
+        """The module, if it was shipped."""
         source = self.sources.get(fullname)
         if source is None:
             return None
@@ -164,7 +164,7 @@ class Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return self.sources[fullname].text
 
     def is_package(self, fullname: str) -> bool:
-        """Whether other modules are inside it."""
+        """Whether it is a package."""
         return self.sources[fullname].is_package
 
 

@@ -1,4 +1,4 @@
-"""From records that are finished with to rows of the result."""
+"""Convert finished records to rows of the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _topic, _partition, _offset, _key = map(itemgetter, (0, 1, 2, 4))
 
 
 def message_bytes(outputs: Outputs) -> int:
-    """About how much memory outputs take."""
+    """The approximate size of outputs in memory."""
     return sum(64 + len(m.value or b"") + len(m.key or b"") for m in outputs)
 
 
@@ -106,7 +106,7 @@ def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
         pa.repeat(pa.scalar(topics[0], pa.string()), len(topics))
         if same
         else pa.array(topics, pa.string()),
-        # By way of numpy: Arrow looks at each Python number for longer than this takes.
+        # Through numpy: Arrow's check of each Python number takes longer than this.
         pa.array(np.fromiter(map(_partition, records), np.int32, len(records))),
         pa.array(np.fromiter(map(_offset, records), np.int64, len(records))),
         pa.array(list(map(_key, records)), pa.binary()),

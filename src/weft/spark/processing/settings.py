@@ -22,7 +22,7 @@ CARRY = (None, "failed", "all", "*")
 
 
 class Unset(enum.Enum):
-    """Stands for an argument that was left out, where None means something."""
+    """The type of an omitted argument, where None means something."""
 
     UNSET = "left out"
 
@@ -36,25 +36,25 @@ LeftOut = Literal[Unset.UNSET]
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What a task needs to know; travels to the executors."""
+    """The settings of a task; shipped to the executors."""
 
     options: HandlerOptions
     lifespan: Callable[..., Any] | None
-    #: whose `state` the handler reads; None for a handler without an app
+    #: the app whose `state` the handler reads; None for a handler without an app
     app: App | None
-    #: a streaming task sorts its share itself; Spark refuses to there
+    #: a streaming task sorts its rows itself, as Spark refuses to
     sort: bool
-    #: whose rows carry the record's value, timestamp, headers and story: "failed" or "all"
+    #: which rows carry the record's value, timestamp, headers and story: "failed" or "all"
     carry: str | None = None
-    #: other columns that rows carry: what the task's input calls them -> what its rows do
+    #: other columns that rows carry: name in the task's input -> name in its rows
     others: Mapping[str, str] = field(default_factory=dict)
-    #: a folder for what is finished; None keeps nothing
+    #: a folder for finished rows; None keeps nothing
     progress: str | None = None
-    #: of a micro-batch: what is not finished then waits for the next one, in `progress`
+    #: of a micro-batch: unfinished rows then wait for the next one, in `progress`
     deadline_s: float | None = None
     #: rows that count calls by their duration come last
     timed: bool = False
-    #: values come as fields, not as bytes
+    #: values are structs, not bytes
     typed: bool = False
 
 
@@ -83,7 +83,7 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
     try:
         options = checked(options)
     except ConfigError as error:
-        # The same rules as for the decorator; the reader has called `process`.
+        # The same rules as for the decorator, but the user has called `process`.
         told = str(error).removeprefix(f"@app.consume on {options.name}: ")
         raise ConfigError(f"{where}: {told}") from None
     if not isinstance(options.on_exhausted, Stop | DeadLetter):
@@ -97,7 +97,7 @@ def name_of(handler: Any) -> str:
 
 
 def _refuse(where: str, options: HandlerOptions) -> None:
-    """What has no meaning without a consumer, or cannot be kept when Spark runs a task again."""
+    """Refuse options that need a consumer, or that Spark's retries of tasks would break."""
     if options.kind == "processes":
         raise ConfigError(
             f'{where}: executor="processes" has no meaning in a Spark task: Spark\'s workers are '

@@ -1,11 +1,11 @@
-"""Finished rows of a task, kept in a folder: a job that is repeated resumes behind them.
+"""Finished rows of a task, kept in a folder: a repeated job resumes after them.
 
-    FOLDER/process.json          what the job was: slots, ordering, the columns of its rows
-    FOLDER/00003/….parquet       stretches of rows that task 3 has finished
+    FOLDER/process.json          the job's settings: slots, ordering, the columns of its rows
+    FOLDER/00003/….parquet       rows that task 3 has finished
 
-A task's share is the same each time, because `slots` and `ordering` are those of the folder's
-first run. A row is done when a stretch has its topic, partition and offset; a hash of key and
-value beside it distinguishes a record from another one in its place.
+A task has the same rows each time, because `slots` and `ordering` are those of the folder's first
+run. A row is done if a file has its topic, partition and offset; a hash of key and value beside it
+distinguishes a record from another one at its place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.types import TopicPartition
 
 _log = logging.getLogger("weft.spark")
 
-#: A stretch is written when it has so many rows or bytes, or is so old: what a kill repeats.
+#: A file is written at so many rows or bytes, or after so long: a kill repeats at most that.
 STRETCH_ROWS = 10_000
 STRETCH_BYTES = 8 * 2**20
 STRETCH_S = 5.0
@@ -45,7 +45,7 @@ class Folder:
     """A folder on any file system that Arrow knows."""
 
     def __init__(self, uri: str) -> None:
-        """Raises ConfigError for what is no path and no URI that Arrow knows."""
+        """Raises ConfigError if Arrow does not know this path or URI."""
         self.uri = uri
         try:
             made = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
@@ -57,7 +57,7 @@ class Folder:
         self._files, self._root = made[0], made[1].rstrip("/")
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None where it is not there."""
+        """The content of a file; None if it does not exist."""
         try:
             with self._files.open_input_stream(f"{self._root}/{name}") as file:
                 return bytes(file.read())
