@@ -256,6 +256,8 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
                 f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
                 "neither parks nor retries: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
             )
+    if isinstance(policy, DeadLetter) and policy.transform is not None:
+        check_quick(f"{where}: DeadLetter(transform=...)", policy.transform, "redact")
     if isinstance(policy, DeadLetter | Park):
         like = 'DeadLetter("{topic}.dlq")' if isinstance(policy, DeadLetter) else EXPORT
         for topic in options.topics:
@@ -314,11 +316,11 @@ def _check_hold(where: str, options: HandlerOptions) -> None:
         )
 
 
-def check_quick(what: str, function: Any) -> None:
-    """A function of one record that is called for each that comes in."""
+def check_quick(what: str, function: Any, name: str = "by") -> None:
+    """A function of one record that is called for many; `name`: of the one in the example."""
     if is_async(function):
         raise ConfigError(f"{what} is an async function: make it a plain `def` that does no I/O")
-    check_call(what, "by", function, ("record",))
+    check_call(what, name, function, ("record",))
 
 
 def _check_budget(where: str, options: HandlerOptions) -> None:

@@ -56,6 +56,14 @@ WRONG = {
     "rate inf": ({"rate_limit_per_s": math.inf}, "rate_limit_per_s=inf", "above 0, or None"),
     "retry": ({"retry": 3}, "retry=3", "weft.Retry(...)"),
     "commit": ({"commit": 1.0}, "commit=1.0", "weft.Commit(...)"),
+    "transform": (
+        {"on_exhausted": weft.DeadLetter("d", transform=lambda: None)}, "DeadLetter(transform=...)",
+        "def redact(record)",
+    ),
+    "async transform": (
+        {"on_exhausted": weft.DeadLetter("d", transform=waits)}, "DeadLetter(transform=...)",
+        "plain `def`",
+    ),
     "policy": ({"on_exhausted": "park"}, "on_exhausted='park'", "weft.Park()"),
     "policy class": ({"on_exhausted": weft.Park}, "on_exhausted=", "weft.Park()"),
     "value": ({"value": "xml"}, "value='xml'", '"bytes", "str", "json"'),

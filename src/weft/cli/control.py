@@ -393,7 +393,10 @@ def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> b
 def _in_words(force: Mapping[str, Any]) -> str:
     """One command in force, as text."""
     about = [f"{name} {force[name]}" for name in ("topic", "handler", "key") if force.get(name)]
-    settings = [f"{name}={value}" for name, value in force["settings"].items()]
+    settings = [
+        f"{name}={'default' if value is None else value}"
+        for name, value in force["settings"].items()
+    ]
     until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))
     words = [force["action"], *(about or ["everything"]), *settings, f"until {until}"]
     return f"{' '.join(map(str, words))} ({force['reason']})"

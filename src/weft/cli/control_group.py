@@ -153,7 +153,8 @@ class ByTopic:
         if (more := members - len(here | answered)) > 0:
             verb = "does" if more == 1 else "do"
             detail = (
-                f"{more:,} of {members:,} members {verb} not follow {self._topic}: set "
+                f"{more:,} of {members:,} members {verb} not follow {self._topic}: killed a moment "
+                f"ago (the group forgets it after session.timeout.ms), or without "
                 f"App(control={self._topic!r})"
             )
             missing.append({"member": f"group {self._group}", "detail": detail})

@@ -36,6 +36,7 @@ from weft.types import Record
 from weft.where import Condition
 
 VALUE_CHARS_MAX = 200
+MINUTE_CHARS = len("2026-03-01T10:00")
 SHOWN_CHARS_MAX = 2_000
 KEY_CHARS_MAX = 40
 LIMIT = 20
@@ -177,12 +178,12 @@ def stats(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(by, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("letters", "not back", "again", "first", "last"):
+    table = Table(Column(by, overflow="fold"), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("letters", "not back", "again", "first (UTC)", "last (UTC)"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         numbers = (f"{row['letters']:,}", f"{row['not_back']:,}", f"{row['failed_again']:,}")
-        times = (_time(row["first_ms"]), _time(row["last_ms"]))
+        times = (_time(row[name])[:MINUTE_CHARS] for name in ("first_ms", "last_ms"))
         table.add_row(Text(cut(str(row[by]), VALUE_CHARS_MAX)), *numbers, *times)
     Console().print(table)
     left = sum(row["not_back"] for row in rows)

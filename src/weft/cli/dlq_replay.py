@@ -201,8 +201,8 @@ class _Call:
             more = {"failed_again": outcome.again} if self.outcome_s is not None else {}
             typer.echo(json.dumps({**facts, "left_out": left, "sent": outcome.sent, **more}))
             return
-        where = ", ".join(run.targets(plan)) or "no topic"
-        typer.echo(f"{counted(outcome.sent, 'letter')} sent to {where}")
+        where = ", ".join(run.targets(plan))
+        typer.echo(f"{counted(outcome.sent, 'letter')} sent" + (f" to {where}" if where else ""))
         for reason, count in outcome.left_out.items():
             typer.echo(f"  {count:,} left out: {cut(reason, LINE_CHARS_MAX)}")
         if self.outcome_s is not None:

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "weft"
-        message = usage()
+        message = usage().replace(": Value error, ", ": ")  # Typer's prefix
         if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
             sys.stderr.write(f"{message}\n")
             return EXIT_BAD_INPUT

@@ -106,12 +106,13 @@ def ls(
         return
     if found:
         kept = found[:limit]
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         for name in ("record", "state", "until"):
             table.add_column(name, no_wrap=True)
         table.add_column("attempts", justify="right")
-        for name in ("by", "error", "key"):
-            table.add_column(name, overflow="fold")
+        table.add_column("by", overflow="fold")
+        table.add_column("error", no_wrap=True)
+        table.add_column("key", overflow="fold", min_width=len("deleted"))
         for one in kept:
             known, record = one.known, records.get(one.place)
             key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)

@@ -67,7 +67,7 @@ def key_hold(
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
-    order = {"action": "hold", "topic": topic, "key": key, "where": where}
+    order = _of_key("hold", topic, key, where)
     return reach.send(order, for_=for_)
 
 
@@ -78,7 +78,7 @@ def key_release(topic: Topic, reach: Reach, key: Key = None, where: Here = None)
 
     Example: weft key release --topic orders --where 'error.type == "Timeout"' --reason "repaired"
     """
-    order = {"action": "release", "topic": topic, "key": key, "where": where}
+    order = _of_key("release", topic, key, where)
     return reach.send(order)
 
 
@@ -89,7 +89,7 @@ def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -
 
     Example: weft key retry --topic orders --key cust-17 --reason "the service is back"
     """
-    order = {"action": "retry", "topic": topic, "key": key, "where": where}
+    order = _of_key("retry", topic, key, where)
     return reach.send(order)
 
 
@@ -102,7 +102,7 @@ def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) ->
 
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
-    order = {"action": "skip", "topic": topic, "key": key, "where": where}
+    order = _of_key("skip", topic, key, where)
     if reach.dry_run:
         return reach.send(order)
     answers, _ = reach.looked(order)  # then by record, so that a repeat skips the same record
@@ -203,8 +203,7 @@ def key_export(
 
     Example: weft key export --topic orders --key cust-17 --group billing
     """
-    if (key is None) == (where is None):
-        raise ConfigError("export takes --key, or --where in place of it")
+    _one_of(key, where)
     if key is not None:
         where = f"key == {json.dumps(key, ensure_ascii=False)}"
     _export(kafka, group, topic, where)
@@ -234,15 +233,32 @@ def _export(kafka: cluster.Cluster, group: str, place: str | None, where: str | 
     with opened(kafka, group) as source:
         found, _ = found_of(source, place, where)
         known = {one.place: one for one in found}
+        gone = len(known)
         for record in source.records(set(known)):
             at = (record.topic, record.partition, record.offset)
             typer.echo(json.dumps(line_of(record, known[at])))
+            gone -= 1
+    if not known:
+        typer.echo(f"weft: no such record is parked or held in group {group}", err=True)
+    if gone:
+        text = f"weft: {gone:,} of {len(known):,} records are in their topic no more: not printed"
+        typer.echo(text, err=True)
 
 
 def _echoed(records: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
     for record in records:
         typer.echo(json.dumps(line_of(record, None)))
         yield record
+
+
+def _of_key(action: str, topic: str, key: str | None, where: str | None) -> dict[str, Any]:
+    _one_of(key, where)
+    return {"action": action, "topic": topic, "key": key, "where": where}
+
+
+def _one_of(key: str | None, where: str | None) -> None:
+    if (key is None) == (where is None):
+        raise ConfigError("give --key KEY, or --where CONDITION in place of it")
 
 
 def places_of(words: Sequence[str]) -> list[Place]:

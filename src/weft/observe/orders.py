@@ -251,6 +251,9 @@ def what(order: Order) -> str:
     if order.where is not None:
         return f"keys of {order.topic} where {order.where:.100}"
     if order.records:
+        if len(order.records) == 1:
+            partition, offset = order.records[0]
+            return f"record {order.topic}:{partition}:{offset}"
         return f"{len(order.records):,} records of {order.topic}"
     if order.topic is not None:
         return f"topic {order.topic}"

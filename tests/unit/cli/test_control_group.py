@@ -106,6 +106,16 @@ def test_a_follower_that_is_not_in_the_group_yet_is_waited_for(group, monkeypatc
     assert group.asked("pause")[:2] == (0, {name: "done"})
 
 
+def test_a_setting_at_its_default_is_in_the_log_as_it_was_given(group, capsys, monkeypatch):
+    """`default`, not the value that stands for it."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+    group.start()
+    assert group.asked("set", "concurrency=default")[0] == 0
+    at = ("--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
+    assert command(["control", "log", "--control", "control", *at]) == 0
+    assert "set everything concurrency=default until" in capsys.readouterr().out
+
+
 def test_without_members_the_command_waits_for_them(group):
     """Exit 1: no one has obeyed; who starts then does."""
     group.kafka.create_topic("control")

@@ -81,8 +81,8 @@ def test_ls_lists_what_is_parked_or_held(parked):
         },
     ]  # fmt: skip
     _, table, _ = parked("ls")
-    assert "orders:0:5" in table
-    assert "k1" in table
+    row = next(line for line in table.splitlines() if "orders:0:5" in line)
+    assert row.split()[-3:] == ["attempts", f"{TIMEOUT:08x}", "k1"]  # whole, also at 80 columns
     assert "2030-03-17T17:47:40Z" in table
     assert "1 parked, 1 held in group billing; 1 more failed and will be tried again" in table
 

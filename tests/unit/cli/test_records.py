@@ -191,6 +191,13 @@ def test_exports_are_lines_of_json(kafka, capsys):
     assert (code, "has no partition 7" in err) == (2, True)
     code, out, _ = called(capsys, "key", "export", "--topic", TOPIC, "--key", "k0", *at)
     assert [json.loads(one)["offset"] for one in out.splitlines()] == [8]
+    code, out, err = called(capsys, "key", "export", "--topic", TOPIC, "--key", "none", *at)
+    assert (code, out) == (0, "")
+    assert err == f"weft: no such record is parked or held in group {GROUP}\n"
+    kafka.delete_before(TOPIC, 0, 6)
+    code, out, err = called(capsys, "parked", "export", *at)
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert err == "weft: 1 of 2 records are in their topic no more: not printed\n"
 
 
 @pytest.mark.parametrize(
@@ -200,9 +207,9 @@ def test_exports_are_lines_of_json(kafka, capsys):
         (("record", "retry", *BECAUSE), "Missing argument"),
         (("key", "hold", "--key", "k", *BECAUSE), "Missing option '--topic'"),
         (("key", "hold", "--topic", "t", "--key", "k"), "Missing option '--reason'"),
-        (("key", "hold", "--topic", "t", *BECAUSE), "one of key, records, where"),
+        (("key", "hold", "--topic", "t", *BECAUSE), "give --key KEY, or --where CONDITION"),
         (("key", "hold", "--topic", "t", "--where", "key", *BECAUSE), "expected"),
-        (("key", "export", "--topic", "t", "--group", "g"), "takes --key, or --where"),
+        (("key", "export", "--topic", "t", "--group", "g"), "give --key KEY, or --where CONDITION"),
         (("key", "hold", "--topic", "t", "--key", "k" * 17_000, *BECAUSE), "at most 16,384"),
     ],
 )

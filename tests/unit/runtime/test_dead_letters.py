@@ -12,7 +12,7 @@ from weft.core.work import Work
 from weft.dlq.letters import letter_of as understood
 from weft.policies import DeadLetter
 from weft.runtime.member.outputs import Letters
-from weft.types import ErrorInfo, Record
+from weft.types import ErrorInfo, Produce, Record
 
 ERROR = ErrorInfo("ValueError", "no")
 NO_PARTITION = ErrorInfo("_UNKNOWN_PARTITION", "no such partition")
@@ -107,8 +107,22 @@ def test_a_transform_decides_what_a_letter_shows():
 
 @pytest.mark.parametrize(
     "transform",
-    [lambda _: 1 / 0, lambda _: None, lambda r: r._replace(value={"a": 1}), lambda _: sys.exit(3)],
-    ids=["raises", "no record", "no bytes", "exits"],
+    [
+        lambda _: 1 / 0,
+        lambda _: None,
+        lambda r: r._replace(value={"a": 1}),
+        lambda _: sys.exit(3),
+        lambda _: Produce(b"***"),
+        lambda r: r._replace(key="k"),
+        lambda r: r._replace(headers={"a": b"x"}),
+        lambda r: r._replace(headers=[("a", 1)]),
+        lambda r: r._replace(headers=[("a\0b", b"x")]),
+        lambda r: r._replace(headers=[("\ud800", b"x")]),
+    ],
+    ids=(
+        "raises,no record,no bytes,exits,an output,a key of text,headers by name,a header's number,"
+        "a name with NUL,a name that UTF-8 cannot encode"
+    ).split(","),
 )
 def test_a_transform_that_fails_shows_nothing(transform, caplog):
     """The letter goes all the same, without value and headers, and the log says why."""

@@ -108,7 +108,7 @@ def test_a_condition_selects_keys(started):
     where = 'error.message =~ "b0" and state == "parked" and attempts == 2'
     answer = started.obey("release", where=where, dry_run=True)
     assert (answer.outcome, "t:0:0 released: parked, key a" in answer.detail) == ("would", True)
-    assert "; 1 records of 1 keys match here" in answer.detail
+    assert "; 1 record of 1 key match here" in answer.detail
     answer = started.obey("release", where=where)
     assert (answer.outcome, "released 1" in answer.detail) == ("done", True)
     wait_for(lambda: started.done == ["b0", "2"])

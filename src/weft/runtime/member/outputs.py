@@ -87,10 +87,8 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
         marked = (*record.headers, LEFT_OUT) if record.value is not None else record.headers
         return record._replace(value=None), marked
     try:
-        made = policy.transform(record)
-        value, headers = made.value, tuple(made.headers)
-        if not (value is None or isinstance(value, bytes)):
-            raise TypeError(f"the value it returned is of type {type(value).__name__}, not bytes")
+        made = _sendable(policy.transform(record))
+        value, headers = made.value, made.headers
     except BaseException as error:  # a user's function may raise anything: show nothing of it
         event(
             "error",
@@ -103,6 +101,23 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
     if (value, own) == (record.value, tuple(one for one in record.headers if one not in kept)):
         return record, record.headers
     return record._replace(value=value, key=made.key), (*own, *kept, CHANGED)
+
+
+def _sendable(made: object) -> Record[Any]:
+    """What a transform returned; raises TypeError for what a producer refuses."""
+    if not isinstance(made, Record):
+        raise TypeError(f"it returned {made!r:.80}: return record._replace(value=..., headers=...)")
+    made = made._replace(headers=tuple(made.headers))
+    parts = [("value", made.value), ("key", made.key)]
+    for name, value in made.headers:
+        parts.append((f"header {name!r:.80}", value))
+        if not isinstance(name, str) or "\0" in name:
+            raise TypeError(f"{name!r:.80} cannot be a header's name: give text")
+        name.encode()  # a lone surrogate raises
+    for what, part in parts:
+        if not (part is None or isinstance(part, bytes)):
+            raise TypeError(f"its {what} is of type {type(part).__name__}, not bytes")
+    return made
 
 
 def _before(headers: Headers) -> tuple[Headers, int]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.account.finding import Undone, count_key, find, find_key, undone_of, works_of
+from weft.account.shown import counted
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Command, Target
@@ -258,9 +259,9 @@ def would_be(
     if order.key is not None:
         key_bytes = order.key.encode(errors="surrogateescape")
         records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
-        count = f"{records:,} records of it here"
+        count = f"{counted(records, 'record')} of it here"
     elif meant is not None:
-        count = f"{len(here):,} records of {len(meant):,} keys match here"
+        count = f"{counted(len(here), 'record')} of {counted(len(meant), 'key')} match here"
     return [*shown, *rows[RECORDS_MAX:]], count
 
 
@@ -299,7 +300,8 @@ def summary(
     if not here and order.where is not None:
         return Answer(member, NOT_HERE, f"no record here matches: {what(order)}")
     if not here:
-        return Answer(member, NOT_HERE, f"it owns nothing of {what(order)}", None, list(rows))
+        has = "does not own" if order.records else "has no record of"
+        return Answer(member, NOT_HERE, f"it {has} {what(order)}", None, list(rows))
     outcome = "done"
     if any(counts[bad] for bad in BAD):
         outcome = "refused"
