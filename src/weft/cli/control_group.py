@@ -154,8 +154,8 @@ class ByTopic:
             verb = "does" if more == 1 else "do"
             detail = (
                 f"{more:,} of {members:,} members {verb} not follow {self._topic}: killed a moment "
-                f"ago (the group forgets it after session.timeout.ms), or without "
-                f"App(control={self._topic!r})"
+                "ago (the group forgets it after session.timeout.ms), without "
+                f"App(control={self._topic!r}), or unable to read it (`weft why` there has why)"
             )
             missing.append({"member": f"group {self._group}", "detail": detail})
         if not members and not here:

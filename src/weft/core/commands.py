@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import LaneKey, Work
 
+#: what a command about one record does not end
+HELD = "its key is held by a command: weft key release ends that"
 _UNDER_WAY = "it is {} now: ask again when that is over"
 #: from so many commands on, the records of a partition are sorted by lane once for all of them
 SORTED_FROM = 8
@@ -209,7 +211,7 @@ class Commands:
         elif lanes.key_of(record) in lanes.held:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
         elif hold_of(self._state, partition, record) is not None:
-            what = "its lane is held: release that"
+            what = HELD
         else:
             what = ""
         if not what:
@@ -291,7 +293,7 @@ class Commands:
             return _row(partition, command, "refused", what, offset)
         named = command.target.offset is not None  # otherwise the hold of its lane ends with this
         if named and hold_of(self._state, partition, work.record) is not None:
-            return _row(partition, command, "refused", "its lane is held: release that", offset)
+            return _row(partition, command, "refused", HELD, offset)
         if work.state == states.PARKED and command.dry:
             return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:

@@ -18,6 +18,7 @@ from weft.observe.sentences import (
     LOAD,
     MAP,
     MEMBER,
+    RANKS,
     RECORD,
     RECORD_IN,
     SILENT_NEXT,
@@ -77,7 +78,12 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     # A partition that is not read is reported by `unread_sentence` alone.
     concerning = _concerning(shot.get("halts", ()), topic, rows)
     halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
-    found = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
+    found = [
+        _after_its_cause(
+            shot, row, partition_sentence(row, _holds_up(shot, row), _member_of(row, member))
+        )
+        for row in rows
+    ]
     held = any(one.about == "open_transaction" for one in halts)
     if held:  # the remaining records are blocked after all
         found = [one for one in found if one.about != "moving"]
@@ -116,9 +122,19 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
     found = []
     for first, *alike in list(kinds.values())[:WORST]:
-        one, more = _of_blocker(shot, first, member), f"{least}{len(alike):,} more of this topic"
+        one = _after_its_cause(shot, first, _of_blocker(shot, first, member))
+        more = f"{least}{len(alike):,} more of this topic"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found
+
+
+def _after_its_cause(shot: Row, row: Row, one: Sentence) -> Sentence:
+    """A record that could start is named after what stops its handler, topic or member."""
+    causes = _concerning(shot.get("halts", ()), row["topic"], [row])
+    ranks = [RANKS.get(halt["cause"], MEMBER) for halt in causes if halt["cause"] not in UNREAD]
+    if one.about != "ready" or not ranks:
+        return one
+    return one._replace(rank=max(one.rank, min(ranks)), next="it starts when the cause above is over")
 
 
 def _queue_of(row: Row) -> tuple[Any, ...]:

@@ -234,6 +234,16 @@ def test_records_that_wait_alike_share_a_line(alike, more):
     assert told[1].text.partition(" wait behind it.")[2] == said
 
 
+@pytest.mark.parametrize("question", [(), ("orders",)])
+@pytest.mark.parametrize(("of", "first"), [({}, "command"), ({"topic": "other"}, "ready")])
+def test_a_record_that_could_start_comes_after_what_stops_it(question, of, first):
+    """A pause is a cause, the record that waits in it is not; that of another topic stops nothing."""
+    pause = {"cause": "command", "until": NOON + 60.0, "reason": "x", **of}
+    told = [one.about for one in why(shot(record("ready"), halts=[pause]), *question)]
+    assert told[0] == first
+    assert "ready" in told
+
+
 def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
     """The one sentence is about what holds it up."""
     cause = {"cause": "open_transaction", "topic": "orders", "partition": 3}
