@@ -221,7 +221,9 @@ def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
     more = f" and {len(types) - TYPES_SHOWN} more types" if len(types) > TYPES_SHOWN else ""
     typer.echo(f"{counted(len(plan.going), 'letter')} to send" + (f": {named}{more}" * bool(types)))
     for topic, names in readers.items():
-        typer.echo(f"  to {topic}, which {', '.join(names) or 'no group'} reads")
+        typer.echo(
+            f"  to {topic}, which {', '.join(names) or 'no group'} read{'s' * (len(names) < 2)}"
+        )
     if plan.stale:
         done = {"skip": "left out", "replay": "sent all the same"}.get(
             wanted.rules.stale or "", "left out" if wanted.rules.stale else "--stale decides"

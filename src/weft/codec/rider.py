@@ -149,6 +149,8 @@ def frames_end(data: bytes, begin: int = 0) -> int:
 
 def _frame_end(data: bytes, begin: int) -> int:
     magic = data[begin : begin + 4]
+    if magic and len(magic) < 4 and _MAGIC.startswith(magic):
+        raise ValueError("a skippable frame is cut off")
     if len(magic) < 4 or int.from_bytes(magic, "little") & ~0xF != _SKIPPABLE:
         return begin
     content = begin + _HEAD_BYTES
@@ -172,11 +174,14 @@ def decode(
     and `problem` has the reason. The map beside it holds all the same.
     """
     begin = 0
-    while not frames.startswith(_MAGIC, begin):
-        if (end := _frame_end(frames, begin)) == begin:
-            return NONE
-        begin = end
-    content = frames[begin + _HEAD_BYTES : _frame_end(frames, begin)]
+    try:
+        while not frames.startswith(_MAGIC, begin):
+            if (end := _frame_end(frames, begin)) == begin:
+                return NONE
+            begin = end
+        content = frames[begin + _HEAD_BYTES : _frame_end(frames, begin)]
+    except ValueError as error:
+        return Rider((), f"rider ignored: {error}")
     if not content or content[0] != VERSION:
         return Rider((), f"rider version {content[0] if content else 'missing'} is not known")
     try:

@@ -77,12 +77,19 @@ def from_text(text: str) -> tuple[Encoding, bytes, bytes]:
 
 
 def decompress(frames: bytes) -> tuple[bytes, bytes]:
-    """The content of exactly one zstd frame, and the skippable ones around it."""
+    """The content of exactly one zstd frame, and the skippable ones around it.
+
+    The last one behind it may be cut off: that costs what it has (`rider.decode`), not the map.
+    """
     try:
         begin = rider.frames_end(frames)
         body, behind = zstd.decompress(frames[begin:], BODY_BYTES_MAX)
-        if rider.frames_end(behind) < len(behind):
-            raise ValueError("data after the zstd frame")
     except ValueError as error:
         raise UnreadableMap(str(error)) from None
+    try:
+        whole = rider.frames_end(behind) == len(behind)
+    except ValueError:
+        whole = True  # the map is
+    if not whole:
+        raise UnreadableMap("data after the zstd frame")
     return body, frames[:begin] + behind

@@ -287,7 +287,9 @@ def _would(plan: Plan, readers: Mapping[str, Collection[str]], stale: Stale | No
         )
         lines.append(f"of {counted(len(keys), 'key')}: {_named(keys, KEYS_SHOWN, 'keys')}")
     for topic, names in readers.items():
-        lines.append(f"to {topic}, which {', '.join(names) or 'no group'} reads")
+        lines.append(
+            f"to {topic}, which {', '.join(names) or 'no group'} read{'s' * (len(names) < 2)}"
+        )
     if plan.stale:
         done = {None: "choose", "replay": "sent all the same"}.get(stale, "left out")
         lines.append(f"{plan.staleness()}: {done}")

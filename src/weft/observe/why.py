@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from weft.account.blockers import BLOCKERS_MAX
@@ -78,16 +79,17 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     # A partition that is not read is reported by `unread_sentence` alone.
     concerning = _concerning(shot.get("halts", ()), topic, rows)
     halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
+    causes = _causes_of(shot)
     found = [
         _after_its_cause(
-            shot, row, partition_sentence(row, _holds_up(shot, row), _member_of(row, member))
+            causes, row, partition_sentence(row, _holds_up(shot, row), _member_of(row, member))
         )
         for row in rows
     ]
     held = any(one.about == "open_transaction" for one in halts)
     if held:  # the remaining records are blocked after all
         found = [one for one in found if one.about != "moving"]
-    return sorted(found + halts, key=lambda one: one.rank)
+    return sorted(found + halts, key=lambda one: (one.rank, one.about == "ready"))
 
 
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
@@ -122,19 +124,34 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
     found = []
     for first, *alike in list(kinds.values())[:WORST]:
-        one = _after_its_cause(shot, first, _of_blocker(shot, first, member))
+        one = _after_its_cause(_causes_of(shot), first, _of_blocker(shot, first, member))
         more = f"{least}{len(alike):,} more of this topic"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found
 
 
-def _after_its_cause(shot: Row, row: Row, one: Sentence) -> Sentence:
+def _causes_of(shot: Row) -> dict[tuple[Any, ...], int]:
+    """The lowest rank of the causes of each topic, partition and handler; None: of all."""
+    found: dict[tuple[Any, ...], int] = {}
+    for halt in shot.get("halts", ()):
+        of = (halt.get("topic"), halt.get("partition"), halt.get("handler"))
+        rank = RANKS.get(halt["cause"], MEMBER)
+        if halt["cause"] not in UNREAD:
+            found[of] = min(rank, found.get(of, rank))
+    return found
+
+
+def _after_its_cause(causes: Mapping[tuple[Any, ...], int], row: Row, one: Sentence) -> Sentence:
     """A record that could start is named after what stops its handler, topic or member."""
-    causes = _concerning(shot.get("halts", ()), row["topic"], [row])
-    ranks = [RANKS.get(halt["cause"], MEMBER) for halt in causes if halt["cause"] not in UNREAD]
-    if one.about != "ready" or not ranks:
+    if one.about != "ready":
         return one
-    return one._replace(rank=max(one.rank, min(ranks)), next="it starts when the cause above is over")
+    of = product(*((None, row.get(name)) for name in ("topic", "partition", "handler")))
+    ranks = [causes[key] for key in of if key in causes]
+    if not ranks:
+        return one
+    return one._replace(
+        rank=max(one.rank, min(ranks)), next="it starts when the cause above is over"
+    )
 
 
 def _queue_of(row: Row) -> tuple[Any, ...]:

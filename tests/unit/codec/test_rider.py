@@ -161,10 +161,20 @@ def test_what_cannot_be_read_costs_the_rider_alone(content, problem):
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_frame_that_is_cut_is_no_map(cut):
-    """As any other text that is not whole."""
-    with pytest.raises(UnreadableMap, match=r"cut off|data after the zstd frame"):
-        decode(100, text_of(frame(b"\x01")[:-cut]))
+def test_a_frame_that_is_cut_costs_the_rider_alone(cut):
+    """The map before it is whole: what is done would be handled again without it."""
+    found = decode(100, text_of(frame(b"\x01")[:-cut]))
+    assert found.rider.problem == "rider ignored: a skippable frame is cut off"
+    assert found.not_done == (100, 103, 104)
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_frame_that_is_cut_before_the_map_is_no_map(cut):
+    """It may have swallowed a part of it; other data behind it is none either."""
+    with pytest.raises(UnreadableMap):
+        decode(100, text_of(b"", before=frame(b"\x01")[:-cut]))
+    with pytest.raises(UnreadableMap, match="data after the zstd frame"):
+        decode(100, text_of(b"\x01" * cut))
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

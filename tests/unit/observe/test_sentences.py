@@ -299,7 +299,8 @@ def test_of_many_partitions_that_stand_alike_one_is_reported():
 
 def test_a_topic_of_ten_thousand_partitions_is_answered_immediately():
     """Each cause is looked at once, not once for each partition: that was a hundred million."""
-    rows = [{**partition(), "partition": n} for n in range(10_000)]
+    blocker = record("ready")
+    rows = [{**partition(), "partition": n, "blocker": blocker} for n in range(10_000)]
     halts = [{"cause": "revoking", "topic": "orders", "partition": n} for n in range(10_000)]
     began = time.process_time()
     told = why(shot(halts=halts, partitions=rows), "orders")
@@ -311,7 +312,7 @@ def test_of_a_record_that_was_parked_before_only_that_is_known():
     """The commit remembers it without its error and its time: both are not made up."""
     assert record_sentence(record("parked", attempts=5)).text == (
         "orders[3]: record 10,412 (key cust-17) was parked before this member had its partition, "
-        "given up after 5 attempts; the log of that time has the error."
+        "given up after 5 attempts; the log of then has why."
     )
 
 

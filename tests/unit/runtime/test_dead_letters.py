@@ -119,10 +119,18 @@ def test_a_transform_decides_what_a_letter_shows():
         lambda r: r._replace(headers=[("a\0b", b"x")]),
         lambda r: r._replace(headers=[("\ud800", b"x")]),
     ],
-    ids=(
-        "raises,no record,no bytes,exits,an output,a key of text,headers by name,a header's number,"
-        "a name with NUL,a name that UTF-8 cannot encode"
-    ).split(","),
+    ids=[
+        "raises",
+        "no record",
+        "no bytes",
+        "exits",
+        "an output",
+        "a key of text",
+        "headers by name",
+        "a number",
+        "a name with NUL",
+        "a name that UTF-8 cannot encode",
+    ],
 )
 def test_a_transform_that_fails_shows_nothing(transform, caplog):
     """The letter goes all the same, without value and headers, and the log says why."""

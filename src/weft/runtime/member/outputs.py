@@ -107,7 +107,7 @@ def _sendable(made: object) -> Record[Any]:
     """What a transform returned; raises TypeError for what a producer refuses."""
     if not isinstance(made, Record):
         raise TypeError(f"it returned {made!r:.80}: return record._replace(value=..., headers=...)")
-    made = made._replace(headers=tuple(made.headers))
+    made = made._replace(headers=tuple((name, value) for name, value in made.headers))
     parts = [("value", made.value), ("key", made.key)]
     for name, value in made.headers:
         parts.append((f"header {name!r:.80}", value))
