@@ -107,9 +107,9 @@ def _sendable(made: object) -> Record[Any]:
     """What a transform returned; raises TypeError for what a producer refuses."""
     if not isinstance(made, Record):
         raise TypeError(f"it returned {made!r:.80}: return record._replace(value=..., headers=...)")
-    made = made._replace(headers=tuple((name, value) for name, value in made.headers))
+    given: list[tuple[Any, Any]] = [(name, value) for name, value in made.headers]
     parts = [("value", made.value), ("key", made.key)]
-    for name, value in made.headers:
+    for name, value in given:
         parts.append((f"header {name!r:.80}", value))
         if not isinstance(name, str) or "\0" in name:
             raise TypeError(f"{name!r:.80} cannot be a header's name: give text")
@@ -117,7 +117,7 @@ def _sendable(made: object) -> Record[Any]:
     for what, part in parts:
         if not (part is None or isinstance(part, bytes)):
             raise TypeError(f"its {what} is of type {type(part).__name__}, not bytes")
-    return made
+    return made._replace(headers=tuple(given))
 
 
 def _before(headers: Headers) -> tuple[Headers, int]:
