@@ -4,8 +4,8 @@
     spark.dataSource.register(KafkaSource)      # format "weft"
     results = process(positions, check)         # the handler over a DataFrame
 
-The names are loaded at first use, so `import weft` and `import weft.spark` work where PySpark is
-not installed; asking for a name there raises `weft.ConfigError` with the cure.
+The names are loaded at first use, so `import weft` and `import weft.spark` work without PySpark;
+accessing a name then raises `weft.ConfigError` with the fix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaTable", "IcebergTable", "KafkaSource", "once", "process", "replay"]
 
-#: Public name -> the module that holds it.
+#: Public name -> its module.
 _HOMES = {
     "DeltaTable": "weft.spark.table",
     "IcebergTable": "weft.spark.table",

@@ -1,7 +1,7 @@
 """`KafkaSource`: the Spark data source with format name `weft`.
 
-This module travels by value and imports nothing of Weft's before it is asked for something: a
-Spark that has no Weft, such as a Connect server, must be able to report that.
+This module is shipped by value and imports Weft only when it is used: a Spark without Weft, such as
+a Connect server, must be able to report that.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class KafkaSource(DataSource):
 
 
 def _openings() -> Any:
-    """The rest of Weft."""
+    """Import the rest of Weft."""
     try:
         from weft.spark import openings
         from weft.spark.source.worker import settle_in
     except ModuleNotFoundError as error:
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the user's screen gets the line alone
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the user's screen shows only the line
         raise ImportError(
             f"{sys.executable}, which plans this query, has no module {error.name}: install"
             " weft[spark] there (the Connect server's environment, PYSPARK_PYTHON)"

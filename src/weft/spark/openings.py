@@ -1,4 +1,4 @@
-"""Readers and writers of the format `weft`, from the options that Spark was given."""
+"""Readers and writers of the format `weft`, from Spark's options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.spark.source.options import (
 )
 from weft.spark.source.stream import RefusedStream, StreamReader
 
-#: What bounds a micro-batch, and what there is before PySpark 4.2.
+#: The options that bound a micro-batch, and the behaviour before PySpark 4.2.
 BOUNDS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 UNBOUNDED = (
     "before it Spark does not let a Python source bound its batches; without the option a batch is"
@@ -78,7 +78,7 @@ def stream_writer(raw: Mapping[str, str], schema: StructType) -> StreamWriter:
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:
-    """ConfigError where the user gave a schema of their own."""
+    """ConfigError if the user gave a schema."""
     fixed = spark_schema(options.columns)
     if schema != fixed:
         raise ConfigError(
@@ -88,7 +88,7 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 
 
 def fetch_settings(options: SourceOptions, group_prefix: str) -> FetchSettings:
-    """What the tasks need."""
+    """The settings for the tasks."""
     return FetchSettings(
         kafka=options.kafka,
         group_prefix=options.group_prefix or group_prefix,

@@ -1,7 +1,7 @@
-"""A stretch of time of one topic through its handler again, as one bounded Spark job.
+"""Process a time range of one topic with its handler again, as one bounded Spark job.
 
-No group's offsets are touched. Outputs, and dead letters where that is the handler's policy, go to
-their topics; each record is handled once, as far as Spark runs no task twice.
+The group's offsets do not change. Outputs, and dead letters if that is the handler's policy, go to
+their topics; each record is handled once, unless Spark runs a task twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weft.app import App
 
 FAILURES_SHOWN = 10
-#: What a client needs to reach a cluster; the rest of an app's properties is its consumer's.
+#: properties that any client of a cluster needs; the others of an app belong to its consumer
 CONNECTION = (
     "bootstrap.servers", "security.", "sasl.", "ssl.", "socket.", "client.id", "client.rack",
     "broker.", "enable.ssl.", "enable.sasl.", "api.version",
@@ -36,7 +36,7 @@ CONNECTION = (
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Which records: from (with) and to (without) in milliseconds; of one key or of all."""
+    """A range of records: from (included) and to (excluded) in milliseconds; one key or all."""
 
     topic: str
     from_ms: int
@@ -46,7 +46,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of them."""
+    """The outcomes of a replay."""
 
     records: int
     failed: int
@@ -56,7 +56,7 @@ class Replayed:
 
 
 def handler_for(app: App, topic: str) -> HandlerOptions:
-    """The handler that consumes the topic; ConfigError where none does."""
+    """The handler that consumes the topic; ConfigError if none does."""
     routes = Routes(app.handlers)
     matches = any(re.match(pattern, topic) for pattern in routes.patterns)
     if topic not in routes.literal and not matches:
@@ -69,7 +69,7 @@ def handler_for(app: App, topic: str) -> HandlerOptions:
 def source_properties(kafka: Mapping[str, Any]) -> dict[str, str]:
     """The app's connection as options; values by reference, so that no plan shows them.
 
-    Raises ConfigError for a callback, which cannot travel to the executors.
+    Raises ConfigError for a callback, which cannot be shipped to the executors.
     """
     options: dict[str, str] = {}
     for number, (name, value) in enumerate(sorted(kafka.items())):
@@ -84,7 +84,7 @@ def source_properties(kafka: Mapping[str, Any]) -> dict[str, str]:
 
 
 def session(master: str | None, conf: Mapping[str, str], topic: str) -> SparkSession:
-    """A session for one job; raises ConfigError without a Java."""
+    """A session for one job; raises ConfigError without Java."""
     from pyspark.sql import SparkSession
 
     check_java()
@@ -98,7 +98,7 @@ def session(master: str | None, conf: Mapping[str, str], topic: str) -> SparkSes
 
 
 def records_of(spark: SparkSession, kafka: Mapping[str, str], stretch: Stretch) -> DataFrame:
-    """The records of the stretch, as a batch."""
+    """The records of the range, as a batch."""
     reader = spark.read.format("weft").options(**kafka).option("subscribe", stretch.topic)
     reader = reader.option("includeHeaders", "true")
     reader = reader.option("startingTimestamp", str(stretch.from_ms))
@@ -110,13 +110,13 @@ def records_of(spark: SparkSession, kafka: Mapping[str, str], stretch: Stretch) 
 def replay_stretch(
     spark: SparkSession, app: App, stretch: Stretch, kafka: Mapping[str, str]
 ) -> Replayed:
-    """Handle the records and write what they give to its topics.
+    """Handle the records and write their outputs to the topics.
 
-    `kafka`: what `source_properties` made before the session was.
+    `kafka`: from `source_properties`, called before the session existed.
     """
     handler = handler_for(app, stretch.topic)
     rows = process(records_of(spark, kafka, stretch), handler.function)
-    # Handled here, once; what is lost with an executor ends the job, and nothing is called twice.
+    # Handled here, once; rows lost with an executor end the job, and nothing is called twice.
     rows = rows.localCheckpoint(eager=True)
     outputs = rows.selectExpr("inline(outputs)").where("topic is not null")
     count = outputs.count()

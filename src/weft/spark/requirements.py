@@ -1,4 +1,4 @@
-"""What Weft on Spark needs installed: one clear line for each thing that is missing or too new."""
+"""The packages that Weft on Spark needs: one clear line for each missing or unsupported one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from weft.errors import ConfigError
 
-#: Package -> (lowest version that works, first version that does not, None where none is known).
-#: Some of Weft wants a newer Spark than that: `check_spark`. PySpark does not support pandas 3.
+#: Package -> (lowest supported version, first unsupported version or None). Parts of Weft need a
+#: newer Spark: `check_spark`. PySpark does not support pandas 3.
 REQUIRED: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "pyspark": ((3, 5), (5, 0)),
     "pyarrow": ((18, 0), None),
@@ -21,7 +21,7 @@ CURE = "pip install 'weft[spark]' brings the versions that work together"
 
 
 def check_spark_packages() -> None:
-    """Raise ConfigError unless PySpark, PyArrow and pandas are there in versions that work."""
+    """Raise ConfigError unless PySpark, PyArrow and pandas are installed in supported versions."""
     for package, (low, above) in REQUIRED.items():
         version = installed_version(package)
         if version is None:
@@ -32,7 +32,7 @@ def check_spark_packages() -> None:
 
 
 def check_spark(low: tuple[int, int], what: str, why: str) -> None:
-    """Raise ConfigError where this PySpark is older than what is asked for needs."""
+    """Raise ConfigError if this PySpark is older than the requested feature needs."""
     version = installed_version("pyspark") or "none"
     if major_minor(version) < low:
         raise ConfigError(
@@ -42,10 +42,10 @@ def check_spark(low: tuple[int, int], what: str, why: str) -> None:
 
 
 def use_this_python() -> None:
-    """Let executors run this Python where PYSPARK_PYTHON is not set and `python3` is another one.
+    """Make executors use this Python if PYSPARK_PYTHON is not set and `python3` is another one.
 
-    Spark's default is the `python3` of the PATH, which in `.venv/bin/python job.py` is not the one
-    of the environment: the tasks would find no Weft. Takes effect for sessions made from now on.
+    Spark's default is the `python3` of the PATH, which in `.venv/bin/python job.py` is not the
+    environment's: the tasks would not find Weft. Affects sessions created from now on.
     """
     first = shutil.which("python3")
     if "PYSPARK_PYTHON" in os.environ or sys.prefix == sys.base_prefix:
@@ -54,21 +54,21 @@ def use_this_python() -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
-#: What Spark Connect's client needs beside these.
+#: Additional packages for Spark Connect's client.
 CONNECT_NEEDS = ("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard")
 
 
 def check_connect_packages() -> None:
-    """Raise ConfigError unless the packages of Spark Connect's client are there."""
+    """Raise ConfigError unless the packages of Spark Connect's client are installed."""
     missing = [name for name in CONNECT_NEEDS if installed_version(name) is None]
     if missing:
         raise ConfigError(f"Spark Connect needs {', '.join(missing)}: {CURE}")
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed distribution, None where there is none.
+    """The version of an installed distribution, None if it is not installed.
 
-    Spark Connect's client is a distribution of its own (`pyspark-client`) with the same modules.
+    Spark Connect's client is a separate distribution (`pyspark-client`) with the same modules.
     """
     names = (package, "pyspark-client", "pyspark-connect") if package == "pyspark" else (package,)
     for name in names:
@@ -86,12 +86,12 @@ def in_range(version: str, low: tuple[int, int], above: tuple[int, int] | None) 
 
 
 def major_minor(version: str) -> tuple[int, int]:
-    """The first two numbers of a version; what cannot be read counts as 0."""
+    """The first two numbers of a version; unreadable parts count as 0."""
     parts = [*version.split("."), "0", "0"][:2]
     digits = ["".join(c for c in part if c.isdigit()) for part in parts]
     return int(digits[0] or 0), int(digits[1] or 0)
 
 
 def dotted(numbers: tuple[int, int]) -> str:
-    """A version as people write it."""
+    """A version as text."""
     return f"{numbers[0]}.{numbers[1]}"

@@ -65,10 +65,10 @@ class Folder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file so that it is there whole or not at all."""
+        """Write a file atomically."""
         path = f"{self._root}/{name}"
         self._files.create_dir(path.rpartition("/")[0], recursive=True)
-        # An object is there when it is closed; a file is, under another name.
+        # An object appears when it is closed; a file is written under another name first.
         whole = self._files.type_name in ("s3", "gcs", "abfs")
         written = path if whole else f"{path}.{uuid.uuid4().hex}.part"
         with self._files.open_output_stream(written) as file:
@@ -84,9 +84,9 @@ class Folder:
 
 
 def pinned(uri: str, slots: int | None, usual: Callable[[], int], job: Mapping[str, Any]) -> int:
-    """How many slots the folder's job has, on the driver; the folder is made where it is new.
+    """The number of slots of the folder's job, on the driver; a new folder is created.
 
-    Raises ConfigError where its job was another one, or had another number than these `slots`.
+    Raises ConfigError if the folder belongs to another job, or one with another number of slots.
     """
     folder = Folder(uri)
     try:
@@ -112,18 +112,18 @@ def pinned(uri: str, slots: int | None, usual: Callable[[], int], job: Mapping[s
 
 
 class Stretches:
-    """What one task of a job has finished, and finishes now."""
+    """The rows that one task of a job has finished before, and those that it finishes now."""
 
     def __init__(self, uri: str, task: int) -> None:
         self._folder, self._task = Folder(uri), f"{task:05}"
         self._names = self._folder.names(self._task, ".parquet")
-        #: of each partition, by offset: what is done, the hashes, and in which stretch it is
+        #: for each partition, by offset: done rows, their hashes, and their file
         self._done: dict[TopicPartition, tuple[Any, Any, Any]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._size, self._since = 0, time.monotonic()
 
     def load(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are done, each once; only then `fresh` knows them."""
+        """The rows that are done, each once; `fresh` needs this first."""
         self._known()
         for number, name in enumerate(self._names):
             for batch in self._read(name):
@@ -136,7 +136,7 @@ class Stretches:
                 yield kept.drop_columns([HASH])
 
     def _known(self) -> None:
-        """Look which records are done: of one that is in two stretches the first counts."""
+        """Find out which records are done; for one in two files the first counts."""
         found: dict[TopicPartition, list[tuple[Any, Any, Any]]] = {}
         for number, name in enumerate(self._names):
             for batch in self._read(name, ["topic", "partition", "offset", HASH]):
@@ -150,7 +150,7 @@ class Stretches:
             self._done[place] = offsets[first], marks[first], stretches[first]
 
     def fresh(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches without what is done; ConfigError where a record is another one now."""
+        """The batches without rows that are done; ConfigError if a record has changed."""
         for batch in batches:
             if not self._done:
                 yield batch
@@ -162,7 +162,7 @@ class Stretches:
                 yield batch.filter(pa.array(~done))
 
     def kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of finished records on their way to Spark, written down in stretches."""
+        """The rows of finished records on their way to Spark, also written to files."""
         for batch in batches:
             self._rows.append(batch)
             self._size += batch.nbytes
@@ -174,14 +174,14 @@ class Stretches:
         self.flush()
 
     def flush(self) -> None:
-        """Write down what is not yet."""
+        """Write the rows that are not written yet."""
         self._since, self._size, rows = time.monotonic(), 0, self._rows
         self._rows = []
         if not rows:
             return
         data = io.BytesIO()
         pq.write_table(pa.Table.from_batches(rows), data, compression="zstd")
-        # In the order of their making: of a record that is in two, the first one counts.
+        # In the order of their creation: for a record in two files, the first one counts.
         name = f"{self._task}/{time.time_ns():020}-{uuid.uuid4().hex[:8]}.parquet"
         self._folder.write(name, data.getvalue())
 
@@ -189,14 +189,14 @@ class Stretches:
         data = self._folder.read(name)
         try:
             table = pq.read_table(io.BytesIO(data or b""), columns=columns)
-        except pa.ArrowInvalid:  # a machine that lost its power may leave an empty file
+        except pa.ArrowInvalid:  # a machine that lost power may leave an empty file
             fields = {"file": name, "next": "its rows are done again"}
             traced(_log, "warning", "stretch unreadable", fields)
             return []
         return list(table.combine_chunks().to_batches())
 
     def _is_done(self, batch: pa.RecordBatch) -> Any:
-        """For each row whether it is known; ConfigError for a record that is another one now."""
+        """For each row whether it is done; ConfigError if a record has changed."""
         found = np.zeros(batch.num_rows, np.bool_)
         offsets, marks = batch.column("offset").to_numpy(), batch.column(HASH).to_numpy()
         for place, rows in by_place(batch):

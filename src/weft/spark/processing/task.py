@@ -1,4 +1,4 @@
-"""One task of the operator: Arrow batches in, rows out, the handler called in between."""
+"""One task of `process`: Arrow batches in, rows out, the handler called in between."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
 from weft.types import TopicPartition
 
-#: What a task holds of records that are no rows yet; a chunk of them is let in below that.
+#: most unfinished records of a task; the next chunk is read below that
 WAITING_RECORDS_MAX = 30_000
 WAITING_BYTES_MAX = 32 * 2**20
-#: Rows are handed to Spark when there are so many, or after so long.
+#: Rows are passed to Spark at this number, or after so long.
 ROWS_EACH = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
@@ -49,7 +49,7 @@ Rows = Iterator[tuple[pa.RecordBatch, Sequence[Work]]]
 
 
 def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Runs in a worker of Spark's."""
+    """The rows of one task. Runs in a Spark worker."""
     settle_in()
     with one_line_errors():
         settings = unpacked(payload)
@@ -66,7 +66,7 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                 batches = chain([first], batches)
             if settings.progress is not None and left is None:
                 context = TaskContext.get()
-                # Which part of the data this is: the same lanes for the same number of slots.
+                # The number of this part of the data: the same lanes for the same number of slots.
                 kept = Stretches(settings.progress, context.partitionId() if context else 0)
                 done = kept.load()
                 yield from with_no_call_times(done) if settings.timed else done
@@ -87,7 +87,7 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def task_of_batch() -> TaskOfBatch:
-    """Where this task is; FatalError where Spark does not name it."""
+    """The place of this task; FatalError if Spark does not name it."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     batch = None if context is None else context.getLocalProperty(BATCH_ID)
@@ -101,7 +101,7 @@ def task_of_batch() -> TaskOfBatch:
 
 @contextmanager
 def _opened(settings: TaskSettings) -> Iterator[Lanes]:
-    """The lanes with whatever the handler needs, closed at the end."""
+    """The lanes with everything that the handler needs, closed at the end."""
     function, prefetch = settings.options.function, settings.options.prefetch
     app = app_of(function) or settings.app
     loop = None
@@ -171,8 +171,8 @@ def _rows_in_time(
     batches: Iterator[pa.RecordBatch],
     left: Leftovers,
 ) -> Rows:
-    """The rows that are finished at the deadline; where the batch is repeated, the same ones."""
-    assert settings.deadline_s is not None, "else `_rows` does"
+    """The rows that are finished at the deadline; the same ones if the batch is repeated."""
+    assert settings.deadline_s is not None, "otherwise `_rows` runs"
     intake, ends = Intake(), clock() + settings.deadline_s
     table = whole(batches)
     if left.decided is not None:
@@ -209,7 +209,7 @@ def _is_full(lanes: Lanes) -> bool:
 
 
 def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
-    """Wait a little for so many finished records, and make those that there are rows."""
+    """Wait a little for so many finished records, and convert the available ones to rows."""
     if count:
         lanes.wait(count, ROWS_EVERY_S)
     works, outputs = lanes.take_finished()
@@ -219,59 +219,59 @@ def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
 
 
 # -- held ------------------------------------------------------------------------------------------
-# The DataFrame's other columns, on their way from a task's input to its rows: `carry="*"`.
+# The DataFrame's other columns, from a task's input to its rows: `carry="*"`.
 #
-# They stay Arrow: no Python object is made of them. What a task has let in is kept by partition in
-# offset order, so the rows of finished records are found by binary search.
+# They stay Arrow: no Python objects are created. A task's input is kept by partition in offset
+# order, so the rows of finished records are found by binary search.
 
 
-#: A piece of which less than this part is unfinished is made smaller: one slow record must not
-#: keep thousands of others.
+#: A piece with a smaller unfinished part than this is copied: one slow record must not keep
+#: thousands of others in memory.
 KEPT_PART_MIN = 0.25
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Rows of one partition in offset order, and which of them are still to leave."""
+    """Rows of one partition in offset order, and which of them are unfinished."""
 
     offsets: NDArray[np.int64]
     rows: pa.RecordBatch
     waiting: NDArray[np.bool_]
 
     def taken(self, places: NDArray[np.int64]) -> pa.RecordBatch:
-        """These rows; they are waited for no more."""
+        """These rows, which leave the piece."""
         self.waiting[places] = False
         return self.rows.take(pa.array(places))
 
     def shrink(self) -> bool:
-        """Forget what has left where that is most of it; False where nothing is left."""
+        """Drop finished rows if they are most of it; False if none remain."""
         left = int(np.count_nonzero(self.waiting))
         if left < KEPT_PART_MIN * len(self.offsets):
             kept = np.flatnonzero(self.waiting)
-            # A copy: a slice would hold all of what it was cut from.
+            # A copy: a slice would keep all of its source.
             self.rows = self.rows.take(pa.array(kept))
             self.offsets, self.waiting = self.offsets[kept], self.waiting[kept]
         return left > 0
 
 
 class Held:
-    """Columns of the records that are in a task."""
+    """Carried columns of a task's records."""
 
     def __init__(self, names: Sequence[str], output: Sequence[str]) -> None:
-        """`names`: the columns in the task's input; `output`: what they are called in its rows."""
+        """`names`: the columns in the task's input; `output`: their names in its rows."""
         self._names, self._output = list(names), list(output)
         self._pieces: dict[TopicPartition, list[_Piece]] = {}
         self._first: dict[TopicPartition, list[int]] = {}
 
     def keep(self, place: TopicPartition, rows: pa.RecordBatch) -> None:
-        """Rows of one partition, behind those that were kept before."""
+        """Add rows of one partition, after the earlier ones."""
         offsets = rows.column("offset").to_numpy()
         piece = _Piece(offsets, rows.select(self._names), np.ones(len(offsets), np.bool_))
         self._pieces.setdefault(place, []).append(piece)
         self._first.setdefault(place, []).append(int(offsets[0]))
 
     def added(self, finished: Rows) -> Rows:
-        """The rows of finished records with these columns behind their own."""
+        """The rows of finished records, with these columns after their own."""
         for batch, works in finished:
             more = self._columns_of(works)
             fields = [pa.field(n, c.type) for n, c in zip(self._output, more, strict=True)]

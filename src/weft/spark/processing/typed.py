@@ -1,7 +1,7 @@
-"""Values that are columns already: no bytes, no JSON on the way to the handler.
+"""Values that are columns already: no bytes and no JSON before the handler.
 
-A struct column `value` is the value, with `value=Model` (pydantic) or `value="json"` (a dict). A
-DataFrame without a column `value` gives a model its fields as columns of their own.
+A struct column `value` is the value, with `value=Model` (pydantic) or `value="json"` (a dict). For
+a DataFrame without a column `value` the model's fields are separate columns.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from pyspark.sql.types import (
 from weft.errors import ConfigError
 
 # -- models ----------------------------------------------------------------------------------------
-# A pydantic model as columns: of what a handler returns (`schema=`) or gets (`value=`).
+# A pydantic model as columns: for a handler's results (`schema=`) or values (`value=`).
 
-#: The first that a type is a kind of; True is an int, and a time is a date.
+#: The first one that matches a type; bool is checked before int, and a time before a date.
 _PLAIN: tuple[tuple[type, DataType], ...] = (
     (bool, BooleanType()),
     (int, LongType()),
@@ -54,12 +54,12 @@ _PLAIN: tuple[tuple[type, DataType], ...] = (
 
 
 def is_model(value: object) -> bool:
-    """Whether it is a pydantic model's class."""
+    """Whether it is the class of a pydantic model."""
     return isinstance(value, type) and hasattr(value, "model_fields")
 
 
 def columns_of_model(model: Any) -> StructType:
-    """The model's fields as Spark has them; ConfigError for a type that has no column."""
+    """The model's fields as a Spark schema; ConfigError for a type that has no column."""
     fields = []
     for name, field in model.model_fields.items():
         said = field.serialization_alias or name
@@ -69,9 +69,9 @@ def columns_of_model(model: Any) -> StructType:
 
 
 def columns_read(model: Any) -> StructType:
-    """The columns that a value of the model can be made of.
+    """The columns from which a value of the model can be built.
 
-    One that may be missing is nullable; where the model does not tell a type it is NullType.
+    A field that may be missing is nullable; NullType if the model has no type for it.
     """
     fields = []
     for name, field in model.model_fields.items():
@@ -127,10 +127,10 @@ def _refused(annotation: Any, where: str) -> DataType:
 
 # -- values ----------------------------------------------------------------------------------------
 
-#: Columns that are the record's own: a model's field of such a name must stand in a struct.
+#: Columns of the record itself: a model's field of such a name must be in a struct.
 RECORD = frozenset({"topic", "partition", "offset", "key", "timestamp", "headers"})
 
-#: Column that a model asks for -> others that hold nothing it could not take.
+#: Column type of a model -> other types whose values it accepts.
 _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     LongType: (IntegralType,),
     DoubleType: (FloatType, IntegralType, DecimalType),
@@ -140,7 +140,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 
 
 def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
-    """The value as one struct; None where it is bytes or text. ConfigError for what does not fit.
+    """The value as one struct; None if it is bytes or text. ConfigError if it does not fit.
 
     `kind` is the option `value=`.
     """
@@ -171,7 +171,7 @@ def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
 
 
 def _fitting(model: Any, found: StructType, prefix: str, where: str) -> list[str]:
-    """The names of the model's fields that are there; ConfigError where one is missing or wrong."""
+    """The names of the model's fields that exist; ConfigError if one is missing or wrong."""
     wanted = columns_read(model)
     if wrong := _misfit_inside(wanted, found, prefix):
         raise ConfigError(f"{where}: value={model.__name__} {wrong}")
@@ -183,7 +183,7 @@ def _fitting(model: Any, found: StructType, prefix: str, where: str) -> list[str
 
 
 def _misfit_inside(wanted: StructType, found: StructType, prefix: str) -> str:
-    """What is missing among these fields, or cannot become what the model wants; "" if nothing."""
+    """What is missing or has the wrong type among these fields; "" if nothing."""
     there = {field.name: field.dataType for field in found.fields}
     for field in wanted.fields:
         column = f"{prefix}{field.name}"
@@ -212,7 +212,7 @@ def _misfit(wanted: DataType, found: DataType, column: str) -> str:
 
 
 def ddl(kind: DataType) -> str:
-    """A type as a schema's text has it, whatever its fields are called."""
+    """A type as the text of a schema, whatever its fields are called."""
     match kind:
         case StructType():
             fields = (f"{quoted(field.name)}: {ddl(field.dataType)}" for field in kind.fields)
@@ -225,7 +225,7 @@ def ddl(kind: DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column's name in a text that Spark reads."""
+    """A column's name, quoted for Spark."""
     return f"`{name.replace('`', '``')}`"
 
 
@@ -233,19 +233,19 @@ def quoted(name: str) -> str:
 
 
 def fields_decoder(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    """From the fields of a row to what the handler gets."""
+    """A function from a row's fields to the handler's value."""
     return kind.model_validate if is_model(kind) else dict  # a copy: the handler may change it
 
 
 def as_json(value: dict[str, Any] | None) -> bytes | None:
-    """Fields on their way into a topic: of a dead letter, say."""
+    """Fields as JSON for a topic, for example in a dead letter."""
     if value is None:
         return None
     return json.dumps(value, separators=(",", ":"), default=_plain).encode()
 
 
 def _plain(value: Any) -> str:
-    """What JSON has no word for: times, decimals, bytes."""
+    """Values that JSON does not have: times, decimals, bytes."""
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,4 +1,4 @@
-"""The columns of the rows that are written, and how they become arguments of `produce`."""
+"""The columns of the rows to write, and their conversion to arguments of `produce`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from weft.errors import ConfigError
 
-#: Column -> the types it may have; other columns are left out, as Spark's connector does.
+#: Column -> its allowed types; other columns are ignored, as in Spark's connector.
 TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "key": ((BinaryType, StringType), "binary or string"),
     "value": ((BinaryType, StringType), "binary or string"),
@@ -19,12 +19,12 @@ TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "partition": ((IntegerType,), "int"),
     "headers": ((ArrayType,), "array<struct<key: string, value: binary>>"),
 }
-#: librdkafka's "let the partitioner choose".
+#: librdkafka's value for "let the partitioner choose".
 ANY_PARTITION = -1
 
 
 class Rows(NamedTuple):
-    """What is written of one Arrow batch, column by column."""
+    """The columns of one Arrow batch to write."""
 
     topics: Sequence[str]
     values: list[bytes | None]
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """ConfigError where the rows cannot be written: no value, no topic, a column's type."""
+    """ConfigError if the rows cannot be written: no value, no topic, a column's type."""
     found = {field.name: field.dataType for field in schema.fields}
     if "value" not in found:
         raise ConfigError(

@@ -53,19 +53,19 @@ class SinkOptions:
     id_prefix: str = ID_PREFIX
 
     def producer_config(self) -> dict[str, object]:
-        """What a producer is made with: the user's properties over the defaults."""
+        """The configuration of a producer: the user's properties over the defaults."""
         return {**DEFAULTS, **self.kafka, "delivery.report.only.error": True}
 
 
 def topic_name(option: str, text: str) -> str:
-    """Read a name that Kafka takes."""
+    """Parse a topic's name."""
     if TOPIC_NAME.fullmatch(text.strip()) is None:
         raise ConfigError(f"option {option}={shown(text)}: it cannot be a topic of Kafka: give one")
     return text.strip()
 
 
 def prefix(option: str, text: str) -> str:
-    """Read how transactional ids begin."""
+    """Parse the prefix of transactional ids."""
     if not 0 < len(text.strip()) <= PREFIX_CHARS_MAX:
         raise ConfigError(f"option {option}={shown(text)}: give 1 to {PREFIX_CHARS_MAX} characters")
     return text.strip()
@@ -79,7 +79,7 @@ FIELDS = {
 
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
+    """Parse the values of `.option(...)`. Raises ConfigError naming the option and the fix."""
     given, kafka = split_options(raw, FIELDS, SPARKS)
     check_brokers_given(kafka)
     for name in sorted(REFUSED.keys() & kafka.keys()):
@@ -97,6 +97,6 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
 
 
 def check_producer(options: SinkOptions) -> None:
-    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
+    """ConfigError if librdkafka refuses a property or a combination; queries no broker."""
     config = {**options.producer_config(), "log_level": 0}
     accepted(Producer, with_client_log(config), options.kafka)

@@ -26,16 +26,16 @@ from weft.spark.source.cluster import (
 from weft.spark.source.codes import MISSING_TOPIC
 
 ROOM_WAIT_S = 0.01
-#: What is acknowledged is given back so often, while the memory of it is still in a cache.
+#: interval of releasing acknowledged rows, while their memory is still in a CPU cache
 POLL_EVERY_ROWS = 1_000
 FLUSH_LOOK_S = 1.0
-#: A broker that creates topics by itself has created one within this.
+#: A broker with automatic topic creation has created one within this time.
 TOPIC_WAIT_S = 3.0
 TOPIC_LOOK_S = 0.2
 
 
 class Sending:
-    """One producer at work; remembers the first row that was not delivered."""
+    """One active producer; remembers the first row that was not delivered."""
 
     def __init__(self, options: SinkOptions, **more: Any) -> None:
         self._servers = options.kafka["bootstrap.servers"]
@@ -72,12 +72,12 @@ class Sending:
         self.check()
 
     def check(self) -> None:
-        """Raise SinkError where a row was not delivered."""
+        """Raise SinkError if a row was not delivered."""
         if self._first_error:
             raise self._failed(self._first_error)
 
     def give_up(self) -> None:
-        """Forget what is queued: the producer is of no more use."""
+        """Drop queued rows: the producer is not used any more."""
         self.producer.purge()
 
     def _make_room(self, call: tuple[Any, ...]) -> None:
@@ -107,7 +107,7 @@ class Sending:
 class Kept:
     """The producer of this worker process, kept for the next batch, of any topic.
 
-    Only with all the same properties: others may be another user's.
+    Only for identical properties: others may belong to another user.
     """
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class Kept:
         self._sending: Sending | None = None
 
     def take(self, options: SinkOptions) -> Sending:
-        """The kept one if its properties are these, else a new one; it is not kept meanwhile."""
+        """The kept one if its properties match, else a new one; it is not kept meanwhile."""
         sending, self._sending = self._sending, None
         if sending is not None and options.kafka == self._kafka:
-            sending.producer.poll(0)  # what happened to it since its last batch
+            sending.producer.poll(0)  # serves its events since the last batch
             if not sending.broken:
                 return sending
         return Sending(options)
@@ -147,9 +147,9 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> int:
 
 
 def check_brokers(options: SinkOptions) -> None:
-    """Raise SinkError where no broker answers: a row would wait for its time-out, minutes, first.
+    """Raise SinkError if no broker answers: otherwise a row would wait minutes for its time-out.
 
-    Not by `list_topics`, which waits 50 ms for each connection.
+    Without `list_topics`, which waits 50 ms for each connection.
     """
     errors: list[str] = []
     admin = admin_client(options.kafka, lambda error: errors.append(error.str()))
@@ -166,10 +166,10 @@ _SEEN: set[tuple[str, str]] = set()
 
 
 def check_topic(options: SinkOptions) -> None:
-    """ConfigError where the topic does not exist: its rows would wait for a minute, in a task.
+    """ConfigError if the topic does not exist: its rows would wait for a minute, in a task.
 
-    Once in a process: Spark asks for a writer with every micro-batch. Asked as a producer, so that
-    a broker that creates topics by itself does so now.
+    Once per process: Spark creates a writer for every micro-batch. Checked with a producer, so that
+    a broker with automatic topic creation creates it now.
     """
     topic, servers = options.topic, options.kafka["bootstrap.servers"]
     if topic is None or (servers, topic) in _SEEN:
@@ -178,7 +178,7 @@ def check_topic(options: SinkOptions) -> None:
     producer: Producer = accepted(Producer, config, options.kafka)
 
     def what_is_wrong() -> int | None:
-        """Brokers that do not answer are the tasks' matter."""
+        """The topic's error code; if no broker answers the tasks will report it."""
         try:
             found = (
                 producer.list_topics(topic, request_timeout_s(options.kafka)).topics[topic].error
@@ -200,5 +200,5 @@ def check_topic(options: SinkOptions) -> None:
 
 
 def until(deadline: float) -> float:
-    """Seconds left, at least a moment."""
+    """Remaining seconds, at least a moment."""
     return max(0.1, deadline - time.monotonic())

@@ -1,16 +1,16 @@
 """Each row of a batch once, whatever number of tasks repeats it: the decisions, without I/O.
 
 A query has one shared marker in Kafka; only the holder of the query's own transactional id can
-change it, and only if no other holder came in between. The first task of a run (a session) that
-finds another session in it plans: it claims the marker, retires the transactional ids of the
-sessions before, so that none of their transactions can end any more, and only then notes where
-the logs end. What those sessions committed of this batch lies between the marker's starts and
-these ends: rows that a task finds there it does not write again. After its tasks, a batch is
-finished on the driver: the counts must agree, and copies that two tasks recognised in one row
-are written with the marker.
+change it, and only if there was no other holder in between. The first task of a run (a session)
+that finds another session in the marker plans: it claims the marker, retires the transactional ids
+of earlier sessions, so that none of their transactions can commit any more, and only then records
+the ends of the logs. Rows of this batch that those sessions committed are between the marker's
+starts and these ends: a task that finds its rows there does not write them again. After the tasks,
+the driver finishes the batch: the counts must agree, and copies that two tasks recognised in one
+row are written with the marker.
 
-The steps are generators: they yield what they ask of Kafka and are sent the answers, by
-`transactions` and by `simulators.sink`.
+The steps are generators: they yield requests to Kafka and are sent the answers, by `transactions`
+and by `simulators.sink`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 
 from weft.spark.source.errors import SourceError
 
-#: A task reads the marker as many times as its number before it plans, up to this limit;
-#: where another one has claimed the marker, so many times more.
+#: A task reads the marker as many times as its number before it plans, up to this limit; if
+#: another one has claimed the marker, so many times more.
 TURNS_MAX = 20
-#: Sessions that are remembered as superseded.
+#: most superseded sessions that are remembered
 PAST_MAX = 20
 WAY_OUT = (
     "to get on, run the query with transactional=false until this batch is finished (its rows are"
@@ -44,7 +44,7 @@ class SinkError(SourceError):
 
 
 class Sums(NamedTuple):
-    """What is compared of a task's rows, in whatever order they come."""
+    """Sums over a task's rows that do not depend on their order, for comparisons."""
 
     rows: int = 0
     keys: int = 0
@@ -52,7 +52,7 @@ class Sums(NamedTuple):
     whole: int = 0
 
     def plus(self, other: Sums) -> Sums:
-        """Of both."""
+        """The sum of both."""
         mask = 2**63 - 1
         keys, whole = (self.keys + other.keys) & mask, (self.whole + other.whole) & mask
         return Sums(self.rows + other.rows, keys, whole)
@@ -63,11 +63,11 @@ class Chunk(Protocol):
 
     @property
     def topics(self) -> Collection[str]:
-        """Where they go."""
+        """Their topics."""
 
     @property
     def sums(self) -> Sums:
-        """What is compared of them."""
+        """Their sums."""
 
     def digests(self) -> Sequence[int]:
         """64 bits for each row, equal for equal rows."""
@@ -77,7 +77,7 @@ class Chunk(Protocol):
 
 
 class Task(NamedTuple):
-    """Which task of which batch this is."""
+    """The identity of a task and its batch."""
 
     number: int
     batch: int
@@ -95,17 +95,17 @@ class Shared(NamedTuple):
     planned: bool = False
     #: the last era in which tasks could write
     wrote: int = 0
-    #: so many transactional ids of tasks may be in use
+    #: limit of the transactional ids of tasks in use
     slots: int = 0
     finished: int = -1
     #: `before`, `strict` and `refused` are about this batch
     batch: int = -1
     #: how many of its rows were committed in earlier eras
     before: int = 0
-    #: tasks are not recognised by their keys alone
+    #: tasks must not be recognised by their keys alone
     strict: bool = False
     refused: str = ""
-    #: where those rows are, partition by partition: from, to
+    #: where those rows are, by partition: from, to
     spans: Mapping[Place, tuple[int, int]] = {}  # never changed
 
     def has_rows(self, batch: int) -> bool:
@@ -114,7 +114,7 @@ class Shared(NamedTuple):
 
     @property
     def topics(self) -> set[str]:
-        """Those that the query may have written to."""
+        """The topics that the query may have written to."""
         return {topic for topic, _ in self.spans}
 
 
@@ -130,7 +130,7 @@ class Own(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a task did of its batch, for the driver."""
+    """A task's result for its batch, for the driver."""
 
     rows: int = 0
     #: rows written now
@@ -142,11 +142,11 @@ class Written(NamedTuple):
     by_keys: bool = False
 
 
-# -- what is asked of Kafka ------------------------------------------------------------------------
+# -- requests to Kafka -----------------------------------------------------------------------------
 
 
 class Open(NamedTuple):
-    """Open the task's producer: fences every attempt before it and ends its transaction."""
+    """Open the task's producer: fences every earlier attempt and ends its transaction."""
 
 
 class ReadOwn(NamedTuple):
@@ -154,7 +154,7 @@ class ReadOwn(NamedTuple):
 
 
 class ReadShared(NamedTuple):
-    """The shared marker: Shared; what its spans are is known only where `spans` is set."""
+    """The shared marker: Shared; its spans are valid only if `spans` is set."""
 
     spans: bool = False
 
@@ -164,9 +164,9 @@ class Lock(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Write the shared marker as the holder of the lock; False where another one has it now.
+    """Write the shared marker as the holder of the lock; False if another one holds it now.
 
-    `extra`: rows, as `ReadRows` gave them, written in the same transaction.
+    `extra`: rows from `ReadRows`, written in the same transaction.
     """
 
     shared: Shared
@@ -180,7 +180,7 @@ class Retire(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where the logs of these topics end, open transactions included: dict[Place, int]."""
+    """The ends of these topics' logs, open transactions included: dict[Place, int]."""
 
     topics: frozenset[str]
 
@@ -199,13 +199,13 @@ class ReadRows(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Write rows in the task's transaction, begun with the first of them."""
+    """Write rows in the task's transaction, which the first of them starts."""
 
     chunk: Any
 
 
 class Commit(NamedTuple):
-    """End the task's transaction with its marker in it."""
+    """Commit the task's transaction, with its marker in it."""
 
     own: Own
 
@@ -224,7 +224,7 @@ class Window:
         self._digests, self._left = np.unique(every, return_counts=True)
 
     def take(self, digests: Sequence[int]) -> list[bool]:
-        """Which of these rows are here; they are taken out."""
+        """Which of these rows are here; they are removed."""
         asked = np.array(digests, np.uint64)
         if not len(self._digests):
             return [False] * len(asked)
@@ -239,7 +239,7 @@ class Window:
         return found
 
     def surplus(self, known: Sequence[int]) -> dict[int, int]:
-        """How many more rows are known, by digest, than there are of it here."""
+        """By digest, how many more rows are known than exist here."""
         digests, counts = np.unique(np.array(known, np.uint64), return_counts=True)
         here = dict(zip(self._digests.tolist(), self._left.tolist(), strict=True))
         more = zip(digests.tolist(), counts.tolist(), strict=True)
@@ -273,9 +273,9 @@ def write_steps(task: Task, chunks: Iterator[Chunk]) -> Steps[Written]:
 
 
 def _opened(task: Task, topics: Collection[str]) -> Steps[Shared]:
-    """The marker, planned by this session; read after the producer was opened, not before.
+    """The marker, planned by this session; read only after the producer was opened.
 
-    So either a later session is seen in it, or that session retires this producer.
+    So either this task sees a later session in it, or that session retires this producer.
     """
     while True:
         yield Open()
@@ -299,7 +299,7 @@ def _is_ready(task: Task, shared: Shared) -> bool:
 
 
 def _plan(task: Task, topics: Collection[str]) -> Steps[None]:
-    """Until some task of this session has planned."""
+    """Repeat until some task of this session has planned."""
     assert task.session is not None
     turns, era, lost = 0, -1, 0
     while True:
@@ -309,7 +309,7 @@ def _plan(task: Task, topics: Collection[str]) -> Steps[None]:
         if seen.era == era:
             turns -= 1
         else:
-            # Let others plan, who would be fenced; for longer after each plan that was lost.
+            # Let others plan, whom this would fence; longer after each lost plan.
             turns, era = min(task.number, TURNS_MAX) * (lost + 1) + lost, seen.era
             turns += TURNS_MAX * (seen.session == task.session)
         if turns > 0:
@@ -335,7 +335,7 @@ def _require(topics: Iterable[str], ends: Mapping[Place, int]) -> None:
 
 
 def claimed(before: Shared, session: str, number: int) -> Shared:
-    """From here on no task of another session begins a transaction."""
+    """From here on no task of another session starts a transaction."""
     past = before.past
     if before.session not in ("", session):
         past = (*past, before.session)[-PAST_MAX:]
@@ -348,12 +348,12 @@ def claimed(before: Shared, session: str, number: int) -> Shared:
 def planned(
     claim: Shared, before: Shared, batch: int, owns: Iterable[Own], ends: Mapping[Place, int]
 ) -> Shared:
-    """Which batch is in Kafka in part: how many rows of it, and where they may be."""
+    """Which batch is partly in Kafka: how many of its rows, and where they may be."""
     rows = Counter({before.batch: before.before})
     for own in owns:
         if own.era == before.wrote:
             rows[own.batch] += own.wrote
-    # A later batch than this one is in Kafka where another run was ahead of this one.
+    # A later batch than this one is in Kafka if another run was ahead of this one.
     begun = max((of for of, n in rows.items() if n and of > before.finished), default=batch)
     begun = max(begun, batch)
     spans = {}
@@ -373,12 +373,12 @@ def planned(
 
 
 def slots_for(number: int) -> int:
-    """A power of two, so that they grow a few times only."""
+    """A power of two, so that it grows only a few times."""
     return max(4, 1 << number.bit_length())
 
 
 def _widen(task: Task, shared: Shared, topics: Collection[str]) -> Steps[Shared]:
-    """Note in the marker that this task's id and these topics are in use."""
+    """Record in the marker that this task's id and these topics are in use."""
     while True:
         yield Lock()
         now: Shared = yield ReadShared(spans=True)
@@ -399,7 +399,7 @@ def _widen(task: Task, shared: Shared, topics: Collection[str]) -> Steps[Shared]
 def _again_steps(
     task: Task, shared: Shared, own: Own, chunks: Sequence[Chunk]
 ) -> Steps[Written | None]:
-    """A task that has committed this batch before; None: its rows are to be compared."""
+    """A task that has committed this batch before; None: its rows must be compared."""
     sums = Sums()
     for chunk in chunks:
         sums = sums.plus(chunk.sums)
@@ -474,7 +474,7 @@ def _other_rows(task: Task, then: Sums, now: Sums) -> str:
 
 
 def finish_steps(batch: int, tasks: Iterable[Written]) -> Steps[None]:
-    """After all tasks: note that the batch is finished, and where the next one begins."""
+    """After all tasks: record that the batch is finished, and where the next one starts."""
     done = [task for task in tasks if task.era is not None]
     if not done:
         return
@@ -488,7 +488,7 @@ def finish_steps(batch: int, tasks: Iterable[Written]) -> Steps[None]:
     finished = shared._replace(finished=batch)
     if shared.batch <= batch:
         finished = finished._replace(before=0, strict=False, refused="")
-    if extra:  # before the ends are looked up, behind which the next batch begins
+    if extra:  # before the ends are read, after which the next batch starts
         yield from _save(finished, extra)
     if shared.batch <= batch:
         ends: Mapping[Place, int] = yield Ends(frozenset(shared.topics))

@@ -1,8 +1,8 @@
-"""Transactions in Kafka, as the steps of `protocol` ask for them.
+"""Transactions in Kafka, for the steps of `protocol`.
 
-Each task has a transactional id, and a consumer group of the same name, whose offset is its
-marker: the number of the batch, and what was written. The query has one of both, too, without a
-number: its group holds the shared marker, with the place of the repeated rows in every partition.
+Each task has a transactional id, and a consumer group of the same name, whose offset is its marker:
+the number of the batch, and what was written. The query has one of both, too, without a number: its
+group has the shared marker, with the place of the repeated rows in every partition.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from weft.spark.source.ranges import OffsetRange
 
 log = logging.getLogger("weft.spark.sink")
 
-#: How long one task tries to reach the brokers for one step.
+#: how long one task tries to reach the brokers for one step
 STEP_S = 300.0
 PAUSE_S = 0.25
-#: The broker aborts a transaction that is open for longer; a task may take its time.
+#: the broker aborts a transaction that is open for longer; tasks may take long
 TRANSACTION_TIMEOUT_MS = 300_000
-#: The shared marker cannot be read while a transaction with it is open.
+#: the shared marker cannot be read while a transaction with it is open
 MARKER_TIMEOUT_MS = 20_000
-#: Where the markers are kept when the topics are in a column.
+#: the topic for markers if the rows' topics are in a column
 ANY_TOPIC = "__consumer_offsets"
-#: Brokers take 4,096 characters of metadata.
+#: brokers store 4,096 characters of metadata
 MARKER_CHARS_MAX = 4_000
 RETIRED_AT_ONCE = 8
 T = TypeVar("T")
 
 
 class Chunk:
-    """The rows of an Arrow batch, as the protocol looks at them."""
+    """The rows of an Arrow batch, for the protocol."""
 
     def __init__(self, rows: Rows, sums: p.Sums) -> None:
         self.rows = rows
@@ -77,11 +77,11 @@ class Chunk:
 
     @property
     def topics(self) -> set[str]:
-        """Where they go."""
+        """Their topics."""
         return set(self.rows.topics)
 
     def digests(self) -> list[int]:
-        """One for each row; a partition counts where the row chose it."""
+        """One per row; a partition counts if the row chose it."""
         topics, values, keys, partitions, headers = self.rows
         count = len(topics)
         return [
@@ -102,7 +102,7 @@ class Chunk:
 
 
 def digest(topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Any) -> int:
-    """64 bits of a row."""
+    """A 64-bit digest of a row."""
     parts = [topic.encode(), b"%d" % partition, key, value]
     for name, content in headers or ():
         parts += [name.encode(), content]
@@ -148,7 +148,7 @@ def finish_batch(options: SinkOptions, query: str, batch: int, tasks: Iterable[p
 
 @contextmanager
 def clients(options: SinkOptions, query: str, task: p.Task) -> Iterator[Client]:
-    """What talks to the brokers for one task or hook."""
+    """The clients of one task or hook."""
     client = Client(options, query, task)
     try:
         yield client
@@ -159,7 +159,7 @@ def clients(options: SinkOptions, query: str, task: p.Task) -> Iterator[Client]:
 
 
 class Client:
-    """Answers the steps of one task, or of the end of a batch."""
+    """Performs the steps of one task, or of the end of a batch."""
 
     def __init__(self, options: SinkOptions, query: str, task: p.Task) -> None:
         self._options, self._query, self._task = options, query, task
@@ -172,7 +172,7 @@ class Client:
         self._last_error = ""
 
     def run(self, steps: p.Steps[T]) -> T:
-        """All of the steps."""
+        """Run all of the steps."""
         answer: Any = None
         while True:
             try:
@@ -183,7 +183,7 @@ class Client:
             answer = self._answer(ask)
 
     def close(self, *, failed: bool = False) -> None:
-        """Of no more use; an open transaction is left to the next attempt, or to time."""
+        """Close; an open transaction is left to the next attempt, or to its time-out."""
         for sending in (self._sending, self._holder):
             if sending is not None and failed:
                 sending.give_up()
@@ -283,14 +283,14 @@ class Client:
     # -- markers -----------------------------------------------------------------------------------
 
     def _reader(self, group: str) -> Consumer:
-        """Reads and names a group; it joins nothing."""
+        """A consumer that reads the offsets of a group; it does not join."""
         if group not in self._readers:
             committed = {"isolation.level": "read_committed", "log_level": 0}
             self._readers[group] = consumer_of(group, self._options.kafka, committed)
         return self._readers[group]
 
     def _committed(self, group: str, places: Iterable[Place]) -> list[TopicPartition]:
-        """Committed offsets; waits for open transactions that have some of this group."""
+        """Committed offsets; waits for open transactions with offsets of this group."""
         asked, reader = list(places), self._reader(group)
         found: list[TopicPartition] = self._again(lambda left: committed_of(reader, asked, left))
         return found
@@ -332,7 +332,7 @@ class Client:
         return ends
 
     def _partitions(self, topic: str) -> list[Place]:
-        """None where the topic does not exist, nor comes from being asked for."""
+        """Empty if the topic does not exist, and querying it does not create it."""
 
         def asked(timeout_s: float) -> list[Place]:
             ask = self._sending.producer if self._sending else self._admin()
@@ -347,7 +347,7 @@ class Client:
         return list(places)
 
     def _window(self, shared: p.Shared) -> Iterator[tuple[int, int, Message]]:
-        """The committed rows in the marker's spans; as rows that chose a partition, and not."""
+        """The committed rows in the marker's spans; as rows with and without a chosen partition."""
         self._wait_for_others(shared)
         kafka = {**self._options.kafka, "isolation.level": "read_committed", "log_level": "0"}
         settings = FetchSettings(
@@ -364,7 +364,7 @@ class Client:
                         yield digest(*row, -1, headers), digest(*row, partition, headers), message
 
     def _wait_for_others(self, shared: p.Shared) -> None:
-        """Until no open transaction, of whatever producer, hides rows in the spans."""
+        """Wait until no open transaction, of any producer, hides rows in the spans."""
         deadline = time.monotonic() + STEP_S
         while True:
             ends = self._ends(shared.topics, IsolationLevel.READ_COMMITTED)
@@ -394,7 +394,7 @@ class Client:
     # -- errors ------------------------------------------------------------------------------------
 
     def _again(self, step: Callable[[float], Any]) -> Any:
-        """The step's answer; tried again as long as that may help."""
+        """The step's answer; repeated as long as that may help."""
         deadline = time.monotonic() + STEP_S
         while True:
             try:
@@ -418,7 +418,7 @@ class Client:
 
 
 class FencedError(SinkError):
-    """Another one has opened the transactional id."""
+    """Another client has opened the transactional id."""
 
 
 def _steps(ask: Any) -> p.Steps[Any]:
@@ -429,9 +429,9 @@ def _steps(ask: Any) -> p.Steps[Any]:
 
 
 def marks_of(shared: p.Shared, marker_topic: str) -> list[TopicPartition]:
-    """One offset for each partition: where its span starts, with its end as metadata.
+    """One offset per partition: the start of its span, with the end as metadata.
 
-    The first of the marker's topic holds the rest. The end of a text is marked, as
+    The first offset of the marker's topic holds the rest. Each text has an end mark, as
     confluent-kafka may read past it.
     """
     sizes: dict[str, int] = {}
@@ -453,7 +453,7 @@ def marks_of(shared: p.Shared, marker_topic: str) -> list[TopicPartition]:
 
 
 def shared_of(marks: Iterable[TopicPartition], marker_topic: str) -> tuple[p.Shared, set[Place]]:
-    """The marker, with the spans that there are, and the places of all of them."""
+    """The marker, with the spans that were stored, and the places of all of them."""
     by_place = {(m.topic, m.partition): m for m in marks}
     main = by_place[marker_topic, 0]
     text = main.metadata or ""
@@ -472,7 +472,7 @@ def shared_of(marks: Iterable[TopicPartition], marker_topic: str) -> tuple[p.Sha
 
 
 def own_of(mark: TopicPartition) -> p.Own:
-    """The marker of a task; Weft 0.4 and before wrote the count and the sum of the keys."""
+    """The marker of a task; Weft 0.4 and before stored the count and the sum of the keys."""
     if mark.offset < 0:
         return p.Own()
     fields = (mark.metadata or "").partition(";")[0].split()

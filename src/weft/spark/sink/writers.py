@@ -35,26 +35,26 @@ except ImportError:  # before PySpark 4.1 a streaming writer gets rows
 
     GIVES_ARROW = False
 
-#: So many of those rows are one batch.
+#: rows per batch
 BATCH_ROWS = 10_000
-#: Spark's name for the run of a query that a task belongs to.
+#: Spark's name for the query run of a task
 RUN_ID = "spark.jobGroup.id"
-#: of a run's id; the marker holds some of them
+#: length of a run's id in the marker
 SESSION_CHARS = 13
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task did."""
+    """The result of one task."""
 
     rows: int
-    #: of a transaction in a stream: what Kafka knows the query by, and what finishes the batch
+    #: for a transaction in a stream: the query's id in Kafka, and the data to finish the batch
     query: str = ""
     done: Done | None = None
 
 
 def checked_options(raw: Mapping[str, str], schema: StructType) -> SinkOptions:
-    """The options, for these rows; ConfigError for what can be seen before a task runs."""
+    """The options for these rows; ConfigError for what can be checked before a task runs."""
     options = sink_options(raw)
     check_columns(schema, options.topic)
     check_producer(options)
@@ -72,7 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        #: Made on the driver: every attempt of a task writes under the same id.
+        #: Created on the driver: every attempt of a task writes under the same id.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -87,13 +87,13 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(_StreamBase):
-    """One micro-batch of a query; Spark makes a new one for each."""
+    """One micro-batch of a query; Spark creates a new one for each."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
-        #: what rows are made batches with; None where Spark gives batches
+        #: the schema for rows; None if Spark passes batches
         self._schema = None if GIVES_ARROW else to_arrow_schema(schema)
-        #: where Spark does not name the run: each batch is one
+        #: used if Spark does not name the run: then each batch counts as one
         self._session = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Written:

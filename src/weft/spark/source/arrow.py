@@ -17,8 +17,8 @@ from pyspark.sql.types import StructField, StructType
 from weft.spark.source.ranges import OffsetRange
 
 HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-#: Every column as Spark's connector types it; all of them may be null. Spark compares the first
-#: batch with its own schema field by field.
+#: Every column with the type of Spark's connector; all of them are nullable. Spark compares the
+#: first batch with its own schema field by field.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -30,13 +30,13 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "headers": pa.list_(pa.field("element", HEADER)),
 }
 
-#: The largest whose microseconds are a 64-bit number.
+#: The largest value whose microseconds fit into 64 bits.
 MILLISECONDS_MAX = (2**63 - 1) // 1000
 
 log = logging.getLogger("weft.spark.source")
 
 Messages = Sequence[Message]
-#: kind and milliseconds, as librdkafka gives them
+#: kind and milliseconds, from librdkafka
 Times = Sequence[tuple[int, int]]
 _kind, _milliseconds = itemgetter(0), itemgetter(1)
 
@@ -51,7 +51,7 @@ def batch_builder(
 ) -> Callable[[Messages], pa.RecordBatch]:
     """A function that turns messages of one range into a record batch with these columns.
 
-    Whole columns at a time: `map` over a C method costs a tenth of a Python loop per record.
+    By whole columns: `map` over a C method costs a tenth of a Python loop per record.
     """
     schema = pa.schema([pa.field(name, ARROW_TYPES[name]) for name in columns])
     wants_times = "timestamp" in columns or "timestampType" in columns
@@ -85,9 +85,9 @@ def column(name: str, messages: Messages, times: Times, span: OffsetRange) -> pa
 
 
 def offsets(messages: Messages) -> NDArray[np.int64]:
-    """Offsets only grow: as many as lie between the first and the last are all of those between.
+    """Offsets only grow: if there are as many as the span is wide, they are consecutive.
 
-    By way of numpy, here and below: Arrow looks at each Python number for longer.
+    Through numpy, here and below: Arrow's check of each Python number takes longer.
     """
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     if last - first + 1 == len(messages):
@@ -102,7 +102,7 @@ def timestamps(times: Times) -> pa.Array:
     try:
         return milliseconds.cast(pa.timestamp("ms")).cast(microseconds)
     except pa.ArrowInvalid:
-        # A producer may have written nanoseconds, or anything.
+        # A producer may have written nanoseconds, or anything else.
         inside = pc.less_equal(pc.abs(milliseconds), MILLISECONDS_MAX)
         log.warning("%d records have a timestamp that Spark cannot hold: it is null there",
                     len(times) - (pc.sum(inside).as_py() or 0))  # fmt: skip

@@ -1,7 +1,7 @@
 """Batch reads: the ranges of a DataFrame are decided at its first action.
 
-Spark keeps the plan of a Python source with the DataFrame, so a second action on it reads the
-same records; calling `load()` again looks at the ends of the logs again.
+Spark keeps the plan of a Python source with the DataFrame, so a second action on it reads the same
+records; another `load()` reads the ends of the logs again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.spark.source.plan import inside_logs, named, reporter, resolve
 from weft.spark.source.ranges import OffsetRange, split_ranges
 from weft.spark.source.worker import settle_in, without_collection
 
-#: Spark makes a task of its own where a source gives no partition, and hands it this one.
+#: Spark creates one task if a source returns no partition, and passes it this one.
 NOTHING = OffsetRange("", 0, 0, 0)
 
 
@@ -35,7 +35,7 @@ class BatchReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task."""
+        """One partition per task."""
         with one_line_errors():
             options, cluster = self._options, Cluster(self._options)
             layout = cluster.layout()
@@ -89,8 +89,8 @@ def next_rows(
 ) -> pa.RecordBatch | None:
     """The next batch of rows, None at the end.
 
-    Ten thousand messages that live for a moment make Python's garbage collector walk over them
-    again and again: half the time of a read. They hold no cycles, so it rests meanwhile.
+    Ten thousand short-lived messages make Python's garbage collector run repeatedly: half the time
+    of a read. They have no cycles, so it is disabled meanwhile.
     """
     with without_collection():
         messages = range_fetch.next_batch()

@@ -36,7 +36,7 @@ class Bound:
     option: str
     by_partition: PartitionMap = field(default_factory=dict)
     timestamp_ms: int = 0
-    #: kind "group": whose committed offsets; a partition without one is read from its start
+    #: kind "group": the group whose offsets are used; a partition without one starts at its start
     group: str = ""
 
 
@@ -116,7 +116,7 @@ def topic_object(option: str, text: str, example: str) -> dict[str, Any]:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names must differ; ValueError else."""
+    """A JSON object whose names must differ; ValueError otherwise."""
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
@@ -127,7 +127,7 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def partition_number(option: str, topic: str, name: str, example: str) -> int:
     """The number of a partition, which JSON has as a name."""
-    # "00" would stand for the same partition as "0".
+    # "00" would be the same partition as "0".
     plain = name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name
     if not plain or int(name) > PARTITION_MAX:
         raise ConfigError(f"{option}: {shown(name)} of {topic!r} is no partition: write {example}")

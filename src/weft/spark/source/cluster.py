@@ -1,4 +1,4 @@
-"""The driver's view of Kafka: which partitions there are, and where their logs start and end."""
+"""The driver's queries to Kafka: existing partitions, and the starts and ends of their logs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from weft.spark.source.options import SourceOptions, Subscription
 from weft.spark.source.secrets import with_oauth
 from weft.types import TopicPartition
 
-#: How long one question to the brokers may take, unless the user set `request.timeout.ms`
-#: (librdkafka: `socket.timeout.ms`).
+#: time limit of one query to the brokers, unless the user set `request.timeout.ms` (librdkafka:
+#: `socket.timeout.ms`)
 REQUEST_TIMEOUT_S = 20.0
 #: how much later than its time-out an admin client may report it
 LATE_S = 5.0
@@ -53,14 +53,14 @@ OnCommit = Callable[[KafkaError | None, list[KafkaPartition]], None]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The partitions that exist of what is subscribed, and the ids of their topics."""
+    """The existing partitions of the subscription, and the ids of their topics."""
 
     partitions: frozenset[TopicPartition]
     topic_ids: Mapping[str, str]
 
 
 class Cluster:
-    """Asks the brokers, with retries. Made on the driver, by one thread, for one query."""
+    """Queries the brokers, with retries. Created on the driver, by one thread, for one query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._subscription = options.subscription
@@ -80,7 +80,7 @@ class Cluster:
         self._admin = admin_client(options.kafka, self._on_error)
 
     def layout(self) -> Layout:
-        """What is there now. Topics that do not exist are left out (after retries)."""
+        """The current layout. Topics that do not exist are left out (after retries)."""
         asked = self._subscription
 
         def there() -> Layout:
@@ -103,18 +103,18 @@ class Cluster:
         return self._asked(there)
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where each log starts. A partition that does not exist is left out."""
+        """The start of each log. A partition that does not exist is left out."""
         return self._offsets(dict.fromkeys(partitions, LOG_START))
 
     def latest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where each log ends: one past its last record.
+        """The end of each log: one past its last record.
 
         Under read_committed that is the first record of the oldest open transaction.
         """
         return self._offsets(dict.fromkeys(partitions, LOG_END))
 
     def at_times(self, times_ms: PartitionMap) -> dict[TopicPartition, int]:
-        """The first offset at or after a time for each partition; -1 where there is none."""
+        """The first offset at or after a time for each partition; -1 if there is none."""
         return self._offsets({tp: OffsetSpec.for_timestamp(ms) for tp, ms in times_ms.items()})
 
     def committed(
@@ -152,7 +152,7 @@ class Cluster:
         return self._asked(listed) if specs else {}
 
     def _asked(self, question: Callable[[], T]) -> T:
-        """The answer; a question that fails is asked `fetchOffset.numRetries` times in all.
+        """The result; a failing query is made `fetchOffset.numRetries` times in total.
 
         Brokers that have answered once may be away for `reconnectTimeout`.
         """
@@ -180,12 +180,12 @@ class Cluster:
         try:
             self._admin.list_topics(timeout=self._timeout_s)
         except KafkaException:
-            # It knows no broker: the only one named none while it was fenced. librdkafka (2.16)
-            # stays so for minutes; a new client asks `bootstrap.servers`.
+            # It knows no broker: the only one returned none while it was fenced. librdkafka (2.16)
+            # stays so for minutes; a new client uses `bootstrap.servers`.
             self._admin = admin_client(self._kafka, self._on_error)
 
     def _tell(self, error: Exception, away_s: float) -> None:
-        """One line a minute: a query that waits looks like one that has nothing to do."""
+        """Log one line per minute: a query that waits looks like one that has nothing to do."""
         now = time.monotonic()
         if is_final(error) or now - self._told_at < TELL_EVERY_S:
             return
@@ -213,16 +213,16 @@ def request_timeout_s(kafka: Properties) -> float:
 
 
 def admin_client(kafka: Properties, on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """An admin client that takes the properties of consumers too."""
+    """An admin client that accepts properties of consumers too."""
     config: dict[str, Any] = {"log_level": LOG_ERRORS, **kafka, "error_cb": on_error}
     return accepted(AdminClient, with_client_log(config), kafka)
 
 
 def consumer_of(group: str, kafka: Properties, more: Mapping[str, Any]) -> Consumer:
-    """A consumer that joins nothing and may read and write the group's offsets.
+    """A consumer that does not join and may read and write the group's offsets.
 
-    Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
-    while the coordinator is not there yet.
+    Not the admin client: confluent-kafka 2.16's crashes if it reads a group's offsets while the
+    coordinator is unavailable.
     """
     own = {"group.id": group, "enable.auto.commit": False, **more}
     return accepted(Consumer, with_client_log({"log_level": LOG_ERRORS, **kafka, **own}), kafka)
@@ -231,9 +231,9 @@ def consumer_of(group: str, kafka: Properties, more: Mapping[str, Any]) -> Consu
 def committed_of(
     consumer: Consumer, partitions: Iterable[TopicPartition], timeout_s: float
 ) -> list[KafkaPartition]:
-    """What the consumer's group has committed; raises KafkaException where one is not known.
+    """What the consumer's group has committed; raises KafkaException if one is unknown.
 
-    A partition that cannot be read has an error and no offset: taken for "nothing committed",
+    A partition that cannot be read has an error and no offset: treated as "nothing committed",
     records would be read, or written, again.
     """
     found = consumer.committed([KafkaPartition(*tp) for tp in partitions], timeout_s)
@@ -244,7 +244,7 @@ def committed_of(
 
 
 def accepted(client: Callable[[dict[str, Any]], T], config: dict[str, Any], kafka: Properties) -> T:
-    """A client of librdkafka; ConfigError where it refuses what the user set in `kafka`."""
+    """A client of librdkafka; ConfigError if it refuses the user's settings in `kafka`."""
     config = with_oauth(config)
     try:
         return client(config)
@@ -274,7 +274,7 @@ def unreachable(error: Exception) -> bool:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether waiting cannot help a query that runs: rights, a login, a question refused as such.
+    """Whether waiting cannot help a running query: permissions, a login, an invalid request.
 
     A running query survives every other error, including unforeseen ones.
     """
@@ -308,7 +308,7 @@ def not_answered(servers: str, error: Exception, last: str) -> str:
 
 
 def missing_topics(subscription: Subscription, layout: Layout) -> list[str]:
-    """What was subscribed by name and is not there, as people write it."""
+    """Topics and partitions subscribed by name that do not exist, as text."""
     there = {topic for topic, _ in layout.partitions}
     topics = [f"topic {name!r}" for name in subscription.topics if name not in there]
     listed = [tp for tp in subscription.assigned if tp not in layout.partitions]
@@ -316,7 +316,7 @@ def missing_topics(subscription: Subscription, layout: Layout) -> list[str]:
 
 
 def require_topics(subscription: Subscription, layout: Layout) -> None:
-    """ConfigError where a topic or partition named by the user does not exist."""
+    """ConfigError if a topic or partition named by the user does not exist."""
     missing = missing_topics(subscription, layout)
     if missing:
         option = "assign" if subscription.assigned else "subscribe"

@@ -1,4 +1,4 @@
-"""librdkafka's local error codes under names of their own: its names begin with an underscore."""
+"""librdkafka's local error codes under public names: the original ones start with an underscore."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ UNKNOWN_TOPIC: int = KafkaError._UNKNOWN_TOPIC
 UNKNOWN_TOPIC_OR_PART: int = KafkaError.UNKNOWN_TOPIC_OR_PART
 OFFSET_OUT_OF_RANGE: int = KafkaError.OFFSET_OUT_OF_RANGE
 
-#: The connection is lost; librdkafka continues retrying by itself.
+#: The connection is lost; librdkafka retries by itself.
 DISCONNECTED = frozenset({TRANSPORT, ALL_BROKERS_DOWN})
 #: No broker answered all librdkafka's retries: another attempt only adds to the wait.
 UNREACHABLE = DISCONNECTED | {TIMED_OUT}
-#: The brokers are there again and not quite ready. `_NOENT` is what a question to the leaders ends
-#: with where the brokers name none, or name none in time. A suspended broker was fenced meanwhile:
-#: its partitions have a new epoch now. librdkafka's admin client (2.16) uses the leaders and epochs
-#: it knows until it receives all topics again.
+#: The brokers are back and not quite ready. A query to the leaders ends with `_NOENT` if the
+#: brokers name none, or none in time. A suspended broker was fenced meanwhile: its partitions have
+#: a new epoch now. librdkafka's admin client (2.16) uses the leaders and epochs that it knows until
+#: it receives all topics again.
 NOT_READY = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -41,14 +41,14 @@ NOT_READY = frozenset(
         KafkaError.NOT_COORDINATOR,
     }
 )
-#: What no waiting mends of a question to the brokers, beside what ends any member of Weft
-#: (`kafka/verdicts.py`): the connection's form, the question's own.
+#: Permanent errors of a query to the brokers, besides those that end any member of Weft
+#: (`kafka/verdicts.py`): wrong connection settings, an invalid query.
 BAD_QUESTION = frozenset(
     {KafkaError._SSL, KafkaError.INVALID_REQUEST, KafkaError.TOPIC_EXCEPTION, KafkaError._FATAL}
 )
-#: The topic is not there.
+#: The topic does not exist.
 MISSING_TOPIC = frozenset({UNKNOWN_TOPIC_OR_PART, UNKNOWN_TOPIC})
-#: The topic or the partition is not there.
+#: The topic or the partition does not exist.
 MISSING = MISSING_TOPIC | {UNKNOWN_PARTITION}
 #: The offset is not in the log.
 OUT_OF_RANGE = frozenset({AUTO_OFFSET_RESET, OFFSET_OUT_OF_RANGE})

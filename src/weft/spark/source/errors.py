@@ -2,7 +2,7 @@
 
 WeftError
 ├── ConfigError     an option is wrong (raised while the job is planned)
-└── SourceError     the brokers did not give what was asked for
+└── SourceError     the brokers did not return the requested data
     └── DataLoss    records of the range are gone, and `failOnDataLoss` is true
 """
 
@@ -17,7 +17,7 @@ from weft.errors import WeftError
 
 
 class SourceError(WeftError):
-    """Kafka could not be read; the message names what, and what to look at."""
+    """Kafka could not be read; the message names the part, and what to check."""
 
 
 class DataLoss(SourceError):
@@ -26,11 +26,11 @@ class DataLoss(SourceError):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Let Weft's own errors leave a Spark worker as one line instead of a traceback.
+    """Make Weft's own errors leave a Spark worker as one line instead of a traceback.
 
-    PySpark formats what a worker raises with its traceback unless SPARK_HIDE_TRACEBACK is set
-    at that moment, and ends that worker process afterwards, so setting it here hides the
-    traceback of this error alone. Outside a Spark worker nothing is touched.
+    PySpark formats a worker's exception with its traceback unless SPARK_HIDE_TRACEBACK is set at
+    that moment, and ends that worker process afterwards, so setting it here hides the traceback of
+    this error only. Outside a Spark worker nothing changes.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The executor's side: read one range of offsets, to its end, with whatever gaps it has."""
+"""The executor's side: read one range of offsets to its end, across gaps."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from weft.spark.source.worker import is_reused
 #: Rows and bytes of one Arrow batch; measured: 500 to 50,000 rows make no difference in speed.
 BATCH_ROWS_MAX = 10_000
 BATCH_BYTES_MAX = 8 * 2**20
-#: `consume(n)` returns early only when it has n messages. At the end of a range that has gaps
-#: it never does, so its time-out is what such a range costs on top.
+#: `consume(n)` returns early only when it has n messages. At the end of a range with gaps it never
+#: does, so its time-out is the extra cost of such a range.
 CONSUME_TIMEOUT_S = 0.02
 WATERMARK_TIMEOUT_S = 10.0
 #: A kept consumer that gets nothing for so long is replaced.
@@ -40,28 +40,28 @@ STALE_S = 10.0
 
 #: Used unless the user set them. `fetch.queue.backoff.ms` (librdkafka: 1000) is how long a
 #: partition's fetcher sleeps after its queue was full: 5 makes a bounded read 2.5 times faster.
-#: A range ends before the end of the log, so there is nothing to wait for in a long poll.
+#: A range ends before the end of the log, so a long poll has nothing to wait for.
 DEFAULTS: dict[str, Any] = {
     "fetch.queue.backoff.ms": 5,
     "fetch.wait.max.ms": 50,
     "isolation.level": "read_uncommitted",
     "allow.auto.create.topics": False,
 }
-#: Always set: no offsets are committed, no group is joined, and an offset that
-#: is out of range is an event and never a silent jump.
+#: Always set: no offsets are committed, no group is joined, and an offset out of range is an event
+#: and never a silent jump.
 OWNED: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    # A slow sink may leave the consumer alone for long; it is in no group that could mind.
+    # A slow sink may not poll for long; the consumer is in no group, so this has no effect.
     "max.poll.interval.ms": 86_400_000,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """What a task needs to read its range. Pickled into the task; the repr shows no secret."""
+    """The settings of a task for its range. Pickled into the task; the repr shows no secret."""
 
     kafka: Mapping[str, str] = field(repr=False)
     group_prefix: str
@@ -100,7 +100,7 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
 
 def _made(key: Key, config: Mapping[str, Any], settings: FetchSettings) -> Held:
     held = Held(key)
-    # No group is joined, but brokers with access control look at the name.
+    # No group is joined, but brokers with access control check the name.
     group_id = f"{settings.group_prefix}-{uuid.uuid4()}-executor"
     config = {"group.id": group_id, **config, "error_cb": held.report}
     held.consumer = accepted(Consumer, with_client_log(config), settings.kafka)
@@ -108,19 +108,19 @@ def _made(key: Key, config: Mapping[str, Any], settings: FetchSettings) -> Held:
 
 
 def check_consumer(settings: FetchSettings) -> None:
-    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
+    """ConfigError if librdkafka refuses a property or a combination; queries no broker."""
     config = consumer_config(OffsetRange("t", 0, 0, 1), settings)
     config = {"group.id": settings.group_prefix, **config, "log_level": 0}
     accepted(Consumer, config, settings.kafka).close()
 
 
 def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
-    """The configuration for one range, but for a group: the user's, with what the source decides.
+    """The configuration for one range, without a group: the user's, with the source's own settings.
 
-    It is the same in another query, which can so have the consumers that this one leaves.
+    It is the same in another query, which can reuse the consumers of this one.
     """
-    # Not much more than the range is worth fetching ahead. A power of four, so that the next
-    # batch, which is about as large, can have the same consumer.
+    # Fetching far beyond the range is useless. A power of four, so that the next batch, which
+    # is about as large, can use the same consumer.
     ahead = 4 ** (((max(1, span.size) - 1).bit_length() + 1) // 2)
     defaults = {**DEFAULTS, "queued.min.messages": min(100_000, ahead)}
     return {**defaults, **settings.kafka, **OWNED}
@@ -130,33 +130,33 @@ class RangeFetch:
     """Reads one range with one consumer."""
 
     _consumer: Consumer
-    #: makes a new consumer in the place of a kept one, whose troubles may be old; None: it is new
+    #: creates a new consumer to replace a kept one, whose errors may be old; None: it is new
     _another: Callable[[], Consumer] | None = None
-    #: the kept one had trouble
+    #: the kept one had an error
     _is_stale = False
 
     def __init__(self, span: OffsetRange, settings: FetchSettings) -> None:
         self._span = span
         self._settings = settings
         self._report: Report = reporter(fail_on_data_loss=settings.fail_on_data_loss)
-        #: The next offset to come; the range is finished when it is at `span.end`.
+        #: The next expected offset; the range is finished when it is at `span.end`.
         self._next = span.start
         self._deadline = 0.0
         #: librdkafka's latest error about its connections
         self._last_error = ""
 
     def start(self, consumer: Consumer, another: Callable[[], Consumer] | None = None) -> None:
-        """Begin to fetch; `another` where the consumer has read something before."""
+        """Start to fetch; `another` if the consumer has been used before."""
         self._consumer, self._another = consumer, another
         self._assign(self._span.start)
 
     def on_client_error(self, error: KafkaError) -> None:
-        """Keep librdkafka's errors about its connections; it continues retrying by itself."""
+        """Keep librdkafka's connection errors; it retries by itself."""
         self._last_error = f" (last: {' '.join(error.str().split())})"
 
     def next_batch(self) -> list[Message]:
         """The next messages of the range, in order and of bounded size; empty at its end."""
-        self._touch()  # The time that Spark took for the last batch is not Kafka's.
+        self._touch()  # The time that Spark took for the last batch does not count.
         gathered: list[Message] = []
         size_bytes = 0
         while self._next < self._span.end:
@@ -168,7 +168,7 @@ class RangeFetch:
         return gathered
 
     def _poll(self) -> list[Message]:
-        """The messages that are there, of this range; moves `_next`."""
+        """The available messages of this range; moves `_next`."""
         if self._is_stale and self._another is not None:
             self._consumer, self._another = self._another(), None
             self._assign(self._next)
@@ -194,8 +194,8 @@ class RangeFetch:
     def _look_at_position(self) -> None:
         """Move `_next` over offsets that will never come.
 
-        They are markers of transactions, aborted and compacted records; the consumer's position
-        knows them as soon as they were fetched.
+        They are transaction markers, aborted and compacted records; the consumer's position
+        includes them as soon as they were fetched.
         """
         position = self._consumer.position([self._kafka_partition()])[0].offset
         if position > self._next:
@@ -213,8 +213,8 @@ class RangeFetch:
         code = error.code()
         if code == PARTITION_EOF:
             # The fetcher is at the end of the log: everything below was delivered or is a gap. A
-            # follower (`client.rack`) may know less than the leader, so an end inside the range is
-            # believed only if the leader confirms it.
+            # follower (`client.rack`) may know less than the leader, so an end inside the range
+            # counts only if the leader confirms it.
             end = message.offset() or 0
             if end < self._span.end and self._watermarks()[1] < self._span.end:
                 self._report(f"the log of {self._span} was cut: it ends at {end} now")
@@ -233,7 +233,7 @@ class RangeFetch:
             raise SourceError(f"reading {self._span} failed: {' '.join(error.str().split())}")
 
     def _on_out_of_range(self) -> None:
-        """The next offset is not in the log: deleted by retention, or the log was cut."""
+        """The next offset is not in the log: deleted by retention, or the log was truncated."""
         low, high = self._watermarks()
         if self._next < low:
             stop = min(low, self._span.end)
@@ -278,13 +278,12 @@ class RangeFetch:
 # -- kept consumers --------------------------------------------------------------------------------
 # Consumers that a worker process keeps for the next range of a partition, in any query.
 #
-# Spark gives the tasks of each micro-batch to Python workers that it uses again. A consumer that
-# waits there has its connections, with TLS and the login done, and knows the brokers: a small batch
-# would otherwise spend more on these than on its records.
+# Spark gives the tasks of each micro-batch to Python workers that it reuses. A kept consumer has
+# its connections, with TLS and the login done, and knows the brokers: otherwise a small batch would
+# spend more on these than on its records.
 #
-# It is taken again for the same partition with the same settings only, and closed when it was idle
-# for a minute, when there are too many, after any error, and when the process ends.
-
+# It is reused only for the same partition with the same settings, and closed after a minute without
+# use, when there are too many, after any error, and when the process ends.
 
 #: Most tasks of a batch are of a few partitions; each consumer holds some threads and sockets.
 KEPT_MAX = 8
@@ -294,18 +293,18 @@ Key = tuple[object, ...]
 
 
 class Held:
-    """A consumer with what listens to its troubles now."""
+    """A consumer, with the current receiver of its errors."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.on_error: Callable[[KafkaError], None] = _unheard
         self.consumer: Consumer
-        #: it has read something before
+        #: it has been used before
         self.used = False
         self.idle_since = 0.0
 
     def report(self, error: KafkaError) -> None:
-        """Forward librdkafka's errors about its connections."""
+        """Forward librdkafka's connection errors."""
         self.on_error(error)
 
 
@@ -323,7 +322,7 @@ class Consumers:
         self._sweeping = False
 
     def take(self, key: Key) -> Held | None:
-        """One that was kept under this key, if there is any; no other reader gets it meanwhile."""
+        """One that was kept under this key, if any; no other reader gets it meanwhile."""
         with self._lock:
             found = next((held for held in self._idle if held.key == key), None)
             if found is not None:
@@ -332,14 +331,14 @@ class Consumers:
             return None
         topic, partition = found.key[:2]
         place = TopicPartition(str(topic), int(str(partition)))
-        # Only one that has forgotten where it read: its position is what ends a range.
+        # Only one that has forgotten its position, because the position ends a range.
         if found.consumer.position([place])[0].offset != OFFSET_INVALID:
             found.consumer.close()
             return None
         return found
 
     def put(self, held: Held) -> None:
-        """Keep one that has read its range without any trouble."""
+        """Keep one that has read its range without any error."""
         held.consumer.unassign()
         held.on_error, held.used, held.idle_since = _unheard, True, self._clock()
         with self._lock:
@@ -353,7 +352,7 @@ class Consumers:
             threading.Thread(target=self._sweep, name="weft-consumers", daemon=True).start()
 
     def close(self, idle_s: float = 0.0) -> None:
-        """Close those that were idle for so long."""
+        """Close those that were unused for so long."""
         since = self._clock() - idle_s
         with self._lock:
             over = [held for held in self._idle if held.idle_since <= since]
@@ -365,7 +364,7 @@ class Consumers:
         return len(self._idle)
 
     def _sweep(self) -> None:
-        """Close what is idle too long, until there is nothing any more."""
+        """Close unused ones, until there are none."""
         while True:
             time.sleep(IDLE_MAX_S / 4)
             self.close(IDLE_MAX_S)
@@ -380,6 +379,6 @@ atexit.register(CONSUMERS.close)
 
 
 def key_of(topic: str, partition: int, group_prefix: str, config: Mapping[str, Any]) -> Key:
-    """What a consumer is kept under: its partition and everything that it was made with."""
+    """The key of a kept consumer: its partition and all its settings."""
     made_with = frozenset((name, str(value)) for name, value in config.items())
     return topic, partition, group_prefix, made_with

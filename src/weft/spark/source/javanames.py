@@ -1,8 +1,8 @@
-"""`kafka.*` options: Java's property names as librdkafka spells them, or refused with the cure.
+"""`kafka.*` options: Java's property names translated to librdkafka's, or refused with the fix.
 
-A job that moves from Spark's own connector brings the Java client's names along. Most are the
-same in librdkafka; the others are in the tables here. What is in no table goes to librdkafka,
-which refuses names that it does not know.
+A job that moves from Spark's own connector uses the Java client's names. Most are the same in
+librdkafka; the others are in the tables here. Names in no table go to librdkafka, which refuses
+unknown ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from weft.errors import ConfigError
 
-#: Java name -> librdkafka name; the value stays as it is.
+#: Java name -> librdkafka name; the value is unchanged.
 RENAMED: dict[str, str] = {
     "fetch.max.wait.ms": "fetch.wait.max.ms",
     "request.timeout.ms": "socket.timeout.ms",
@@ -36,7 +36,7 @@ OAUTH = (
 )
 PEM = "librdkafka reads PEM files"
 
-#: Why a property is refused, or what to write instead -> the properties.
+#: the reason for a refusal, or what to write instead -> the properties
 CURES: dict[str, str] = {
     "use startingOffsets=earliest or latest": "auto.offset.reset",
     "the query's checkpoint keeps the offsets: remove it": """
@@ -103,7 +103,7 @@ def librdkafka_properties(java: Mapping[str, str]) -> Properties:
 
 
 def renamed(name: str, value: str) -> tuple[str, str]:
-    """One property as librdkafka spells it."""
+    """One property with librdkafka's name and value."""
     if name in REFUSED:
         raise refused(name, REFUSED[name])
     if name in RENAMED:
@@ -130,7 +130,7 @@ JAAS_OPTION = re.compile(
 
 
 def take_jaas(rest: Properties) -> Found:
-    """Java's `sasl.jaas.config` of user name and password as librdkafka's two properties."""
+    """Java's `sasl.jaas.config` with user name and password as librdkafka's two properties."""
     text = rest.pop("sasl.jaas.config", None)
     if text is None:
         return []
@@ -164,7 +164,7 @@ def jaas_cure(module: str) -> str:
 
 
 def take_truststore(rest: Properties) -> Found:
-    """Java's trust store, where it is one PEM file; a key store of Java's is refused."""
+    """Java's trust store, if it is one PEM file; a Java key store is refused."""
     kind = rest.pop("ssl.truststore.type", None)
     location = rest.pop("ssl.truststore.location", None)
     if location is not None and not is_pem(kind, location):
@@ -177,7 +177,7 @@ def take_truststore(rest: Properties) -> Found:
 
 
 def take_keystore(rest: Properties) -> Found:
-    """Java's key store, where it is PEM or PKCS#12; a JKS one is refused."""
+    """Java's key store, if it is PEM or PKCS#12; a JKS one is refused."""
     kind = rest.pop("ssl.keystore.type", None)
     location = rest.get("ssl.keystore.location")
     if location is None:

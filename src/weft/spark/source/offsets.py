@@ -1,16 +1,16 @@
-"""The offset of a stream: what Spark writes into its write-ahead log for every batch.
+"""The offset of a stream: what Spark writes to its write-ahead log for every batch.
 
     {"gps": {"0": 42, "1": 7}, "$first": {"gps": {"0": 10, "1": 0}}, "$topicIds": {"gps": "JJFR…"}}
 
 The topics are at the top as in the offsets of Spark's own connector, so a reader of the
 progress computes the lag the same way. `$` cannot be in a topic's name.
 
-- `$first` is where each partition was read from first. Spark gives a Python source no place to
-  keep its starting offset, and asks for it twice (and again after a crash in the first batch);
-  an answer that has moved on meanwhile would lose records. Every end offset therefore carries
-  the start, and the plan of the first batch believes the log and not the second answer. An
-  offset without `$first` is a starting offset.
-- `$topicIds` distinguishes a recreated topic from the one the query was reading.
+- `$first` is where each partition was first read from. Spark gives a Python source no place to keep
+  its starting offset, and requests it twice (and again after a crash in the first batch); a later
+  answer that differs would lose records. So every end offset contains the start, and the plan of
+  the first batch uses the log and not the second answer. An offset without `$first` is a starting
+  offset.
+- `$topicIds` distinguishes a recreated topic from the one that the query was reading.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamOffset:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark stores it. Sorted: Spark compares offsets as strings."""
+        """The value that Spark stores. Sorted: Spark compares offsets as strings."""
         result: dict[str, Any] = nested(self.positions)
         if self.first is not None:
             result[FIRST] = nested(self.first)
@@ -46,13 +46,13 @@ class StreamOffset:
         return result
 
     def same_topic(self, other: StreamOffset, topic: str) -> bool:
-        """False only where both know the topic's id and the ids differ."""
+        """False only if both know the topic's id and the ids differ."""
         mine, theirs = self.topic_ids.get(topic), other.topic_ids.get(topic)
         return mine is None or theirs is None or mine == theirs
 
 
 def stream_offset(stored: Mapping[str, Any]) -> StreamOffset:
-    """Read an offset back; one that Spark's own connector stored is read too."""
+    """Parse a stored offset; also one of Spark's own connector."""
     try:
         first = flat(stored[FIRST]) if FIRST in stored else None
         topic_ids = {str(name): str(value) for name, value in stored.get(TOPIC_IDS, {}).items()}
@@ -68,7 +68,7 @@ def stream_offset(stored: Mapping[str, Any]) -> StreamOffset:
 def with_lag(latest: PartitionMap, end: PartitionMap) -> dict[str, Any]:
     """The ends of the logs, and for each topic how many offsets the batch leaves behind them.
 
-    For people: Spark shows it as `latestOffset` in a query's progress, and reads it nowhere.
+    For display: Spark shows it as `latestOffset` in a query's progress, and uses it nowhere.
     """
     lag: dict[str, int] = {}
     for (topic, number), offset in sorted(latest.items()):
@@ -86,7 +86,7 @@ def nested(offsets: PartitionMap) -> dict[str, Any]:
 
 
 def flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """The inverse of `nested`; ValueError for what is no offset."""
+    """The inverse of `nested`; ValueError for an invalid offset."""
     result: dict[TopicPartition, int] = {}
     for topic, partitions in topics.items():
         for partition, offset in partitions.items():
@@ -97,10 +97,10 @@ def flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
 
 
 def limit_rows(start: PartitionMap, end: PartitionMap, max_rows: int) -> dict[TopicPartition, int]:
-    """`end` brought so near to `start` that about `max_rows` offsets lie between them.
+    """Reduce `end` so that about `max_rows` offsets are between `start` and it.
 
-    The rows are shared out by how much each partition has, at least one for each that has any,
-    as Spark's connector does. A partition without an entry in `start` keeps its `end`.
+    The rows are divided in proportion to each partition's size, at least one for each that has any,
+    as in Spark's connector. A partition without an entry in `start` keeps its `end`.
     """
     waiting = {tp: end[tp] - start[tp] for tp in end if tp in start and end[tp] > start[tp]}
     total = sum(waiting.values())

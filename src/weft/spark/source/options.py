@@ -38,7 +38,7 @@ BATCH_GROUP_PREFIX, STREAM_GROUP_PREFIX = "spark-kafka-relation", "spark-kafka-s
 DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
 DEFAULT_POLL_TIMEOUT_S = 120.0
 DEFAULT_RECONNECT_S = 10 * 60.0
-#: Java takes 500. More in a call cost less each; queued.max.messages.kbytes bounds their bytes.
+#: Java takes 500. More per call cost less each; queued.max.messages.kbytes bounds their bytes.
 POLL_RECORDS = 2_000
 POLL_RECORDS_MAX = 100_000
 
@@ -73,7 +73,7 @@ def flag(option: str, text: str) -> bool:
 
 
 def error_or_latest(option: str, text: str) -> str:
-    """Read what to do where no record is as late as a timestamp."""
+    """Parse what to do if no record is as late as a timestamp."""
     return word(option, text, "error", "latest")
 
 
@@ -155,7 +155,7 @@ class SourceOptions:
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
-    #: The group whose offsets show how far a stream is; None where no group does.
+    #: The group whose offsets show the progress of a stream; None for none.
     commit_group: str | None = None
     #: How long brokers that have answered once may be away; 0 in a batch.
     reconnect_s: float = 0.0
@@ -168,11 +168,11 @@ class SourceOptions:
     poll_records: int = POLL_RECORDS
     offset_attempts: int = 3
     offset_retry_s: float = 1.0
-    #: The names that were given, as people write them.
+    #: The names of the given options, for messages.
     given: frozenset[str] = frozenset()
 
     def for_batch(self) -> SourceOptions:
-        """These options for a batch read; ConfigError where one makes no sense for it."""
+        """These options for a batch read; ConfigError if one does not apply to it."""
         for name in STREAM_FIELDS:
             if name in self.given:
                 raise ConfigError(
@@ -186,7 +186,7 @@ class SourceOptions:
         return replace(self, starting=starting, ending=ending)
 
     def for_stream(self) -> SourceOptions:
-        """These options for a streaming read; ConfigError where one makes no sense for it."""
+        """These options for a streaming read; ConfigError if one does not apply to it."""
         for name in ENDING:
             if name in self.given:
                 raise ConfigError(
@@ -202,7 +202,7 @@ class SourceOptions:
 
 
 def source_options(raw: Mapping[str, str]) -> SourceOptions:
-    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
+    """Parse the values of `.option(...)`. Raises ConfigError naming the option and the fix."""
     given, kafka = split_options(raw, KNOWN)
     check_together(given, kafka)
     return SourceOptions(
@@ -220,9 +220,9 @@ def source_options(raw: Mapping[str, str]) -> SourceOptions:
 def split_options(
     raw: Mapping[str, str], known: Iterable[str], ignored: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The options as people write their names, and those of Kafka without `kafka.`.
+    """The options under their documented names, and those of Kafka without `kafka.`.
 
-    Spark hands names over in lower case; `ignored` are its own.
+    Spark passes names in lower case; `ignored` are its own.
     """
     spelled = {name.lower(): name for name in known}
     options = {name.lower(): str(value) for name, value in raw.items()}
@@ -234,13 +234,13 @@ def split_options(
 
 
 def check_brokers_given(kafka: Mapping[str, str]) -> None:
-    """ConfigError where no broker is named."""
+    """ConfigError if no broker is named."""
     if not kafka.get("bootstrap.servers", "").strip():
         raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
 
 
 def unknown_option(name: str, spelled: Mapping[str, str]) -> ConfigError:
-    """The error for a name in no table, with the nearest one that is."""
+    """The error for an unknown name, with the nearest known one."""
     if name == "path":
         return ConfigError(
             "weft reads and writes no path: call load(), save() or start() without one and set"
@@ -285,7 +285,7 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
 
 
 def needs(given: Mapping[str, str], name: str, others: tuple[str, ...]) -> None:
-    """ConfigError where an option has no effect because another is missing."""
+    """ConfigError if an option has no effect because another is missing."""
     if name in given and not any(other in given for other in others):
         raise ConfigError(f"option {name} does nothing without {' or '.join(others)}: add it")
 
@@ -327,7 +327,7 @@ def bound(given: Mapping[str, str], names: tuple[str, ...]) -> Bound | None:
 
 
 def refuse_bound(bound: Bound, word: str, sentinel: int, why: str) -> None:
-    """ConfigError where a batch starts at `latest` or ends at `earliest`, as word or as number."""
+    """ConfigError if a batch starts at `latest` or ends at `earliest`, as word or as number."""
     if bound.kind == word:
         raise ConfigError(f"{bound.option}={word} is not possible in a batch read: {why}")
     if bound.kind != "offsets":
@@ -341,7 +341,7 @@ def refuse_bound(bound: Bound, word: str, sentinel: int, why: str) -> None:
 
 
 def check_order(starting: Bound, ending: Bound) -> None:
-    """ConfigError where the user's own numbers put the end before the start."""
+    """ConfigError if the user's own numbers put the end before the start."""
     if starting.kind == ending.kind == "timestamp" and starting.timestamp_ms > ending.timestamp_ms:
         raise ConfigError(
             f"{starting.option}={starting.timestamp_ms} is after"

@@ -1,7 +1,7 @@
 """What is read next: pure functions from offsets to offsets, and from offsets to ranges.
 
-`report` is called for every loss of records; with `failOnDataLoss` it raises DataLoss, without it
-writes a warning, and the plan continues with the remaining records.
+`report` is called for every loss of records; with `failOnDataLoss` it raises DataLoss, otherwise it
+logs a warning, and the plan continues with the remaining records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Earliest = Callable[[Iterable[TopicPartition]], PartitionMap]
 
 
 def reporter(*, fail_on_data_loss: bool) -> Report:
-    """What to do about lost records: raise DataLoss, or warn."""
+    """The function for lost records: raises DataLoss, or warns."""
 
     def report(what: str) -> None:
         if fail_on_data_loss:
@@ -42,7 +42,7 @@ def reporter(*, fail_on_data_loss: bool) -> Report:
 def resolve(
     bound: Bound, layout: Layout, cluster: Cluster, *, starting: bool, on_no_timestamp: str
 ) -> dict[TopicPartition, int]:
-    """The offset of every partition that a bound stands for."""
+    """The offset of every partition for a bound."""
 
     def found_at(times: PartitionMap) -> dict[TopicPartition, int]:
         return at_times(bound, times, cluster, starting=starting, on_no_timestamp=on_no_timestamp)
@@ -59,7 +59,7 @@ def resolve(
     check_all_named(bound, partitions)
     if bound.kind == "timestamps":
         return found_at(bound.by_partition)
-    # The user's offsets with -1 and -2 replaced by where the logs end and start.
+    # The user's offsets with -1 and -2 replaced by the ends and starts of the logs.
     offsets = bound.by_partition
     ends = cluster.latest(tp for tp, offset in offsets.items() if offset == LATEST)
     starts = cluster.earliest(tp for tp, offset in offsets.items() if offset == EARLIEST)
@@ -102,9 +102,9 @@ def at_times(
 def inside_logs(
     ends: Sequence[tuple[Bound, PartitionMap]], cluster: Cluster, report: Report
 ) -> list[PartitionMap]:
-    """The offsets that these bounds stand for, brought into their logs.
+    """The offsets for these bounds, moved into their logs.
 
-    Only what was written down before can be outside; others may just have moved on.
+    Only stored offsets can be outside; for others the log may just have moved on.
     """
     if not any(bound.kind in WRITTEN_DOWN for bound, _ in ends):
         return [offsets for _, offsets in ends]
@@ -121,7 +121,7 @@ def inside_logs(
 def inside_log(
     option: str, offsets: PartitionMap, low: PartitionMap, high: PartitionMap, report: Report
 ) -> dict[TopicPartition, int]:
-    """`offsets` brought into their logs; each that lay outside is reported."""
+    """`offsets` moved into their logs; each one outside is reported."""
     result: dict[TopicPartition, int] = {}
     for tp, offset in sorted(offsets.items()):
         start, end = low.get(tp, offset), high.get(tp, offset)
@@ -134,10 +134,10 @@ def inside_log(
 def resumed(
     start: StreamOffset, latest: StreamOffset, earliest: Earliest, report: Report
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where each partition of `latest` is read from next, and where each was read from first.
+    """Where each partition of `latest` is read from next, and where each was first read from.
 
-    Partitions that came since `start`, and those of a recreated topic, start at the
-    start of their log; that beginning is kept in the second map and so in the write-ahead log.
+    Partitions that were added after `start`, and those of a recreated topic, start at the start of
+    their log; that start is kept in the second map and so in the write-ahead log.
     """
     # Recreated topics: their id has changed.
     remade = {topic for topic, _ in start.positions if not start.same_topic(latest, topic)}
@@ -164,10 +164,10 @@ def resumed(
 
 
 def batch_start(tp: TopicPartition, start: StreamOffset, end: StreamOffset) -> int | None:
-    """Where one partition's part of the batch (start, end) starts; None if unknown.
+    """The start of one partition's part of the batch (start, end); None if unknown.
 
-    A `start` without first offsets is Spark's second question for the starting offset: the
-    first offsets in `end`, which are in the write-ahead log, are what was decided.
+    A `start` without first offsets is Spark's second request for the starting offset: the first
+    offsets in `end`, which are in the write-ahead log, are valid.
     """
     first = end.first or {}
     if start.first is None:
@@ -180,7 +180,7 @@ def batch_start(tp: TopicPartition, start: StreamOffset, end: StreamOffset) -> i
 def batch_ranges(
     start: StreamOffset, end: StreamOffset, layout: Layout, earliest: Earliest, report: Report
 ) -> list[OffsetRange]:
-    """The ranges of one batch, of what is still there of them."""
+    """The ranges of one batch, as far as their records still exist."""
     here = StreamOffset({}, topic_ids=layout.topic_ids)
     ranges: list[OffsetRange] = []
     lows = earliest(tp for tp in end.positions if tp in layout.partitions)
@@ -200,5 +200,5 @@ def batch_ranges(
 
 
 def named(tp: TopicPartition) -> str:
-    """A partition as people write it."""
+    """A partition as text."""
     return f"{tp[0]}-{tp[1]}"

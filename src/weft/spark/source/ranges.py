@@ -1,4 +1,4 @@
-"""What one task reads: a range of offsets of one partition."""
+"""The range of offsets of one partition that one task reads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyspark.sql.datasource import InputPartition
 class OffsetRange(InputPartition):
     """Records `start` up to but not including `end`.
 
-    It carries no configuration: Spark shows, logs and pickles partitions, so nothing secret may
-    be in one.
+    It contains no configuration: Spark shows, logs and pickles partitions, so nothing secret may be
+    in one.
     """
 
     topic: str
@@ -24,7 +24,7 @@ class OffsetRange(InputPartition):
 
     @property
     def size(self) -> int:
-        """How many offsets lie in it; gaps count, so there may be fewer records."""
+        """How many offsets it has; gaps count, so there may be fewer records."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -44,10 +44,10 @@ def split_ranges(
 
 
 def split_large(ranges: list[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """About `min_partitions` pieces of similar size, as Spark's connector shares them out.
+    """About `min_partitions` pieces of similar size, divided as in Spark's connector.
 
-    Ranges too small to be cut are left out of the shares first, so that the large ones are cut
-    into as many pieces as are left.
+    Ranges too small to be cut are left out first, so that the large ones are cut into as many
+    pieces as remain.
     """
     total = sum(r.size for r in ranges)
     small = [r.size for r in ranges if pieces(r.size, total, min_partitions) == 1]

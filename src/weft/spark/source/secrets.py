@@ -1,9 +1,9 @@
 """Secrets in options: by reference, so that no plan and no event log shows them.
 
-Spark writes the options of a source into plans and event logs (`createOrReplaceTempView` does).
-It masks those whose name or value looks like a secret to `spark.redaction.regex` and
-`spark.sql.redaction.options.regex`: passwords, tokens, client secrets. What these do not know is
-refused here where it stands in clear.
+Spark writes the options of a source into plans and event logs (`createOrReplaceTempView` does). It
+masks those whose name or value looks like a secret to `spark.redaction.regex` and
+`spark.sql.redaction.options.regex`: passwords, tokens, client secrets. Other secrets are refused
+here if they are given in clear.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from weft.errors import ConfigError
 
 REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
-#: Properties that hold a secret which Spark's default redaction does not see.
+#: Properties with a secret that Spark's default redaction does not detect.
 NOT_REDACTED = frozenset(
     {
         "ssl.key.pem",
@@ -34,8 +34,8 @@ NOT_REDACTED = frozenset(
 def resolved(kafka: Mapping[str, str]) -> dict[str, str]:
     """The properties with their references replaced. Runs on the driver.
 
-    Raises ConfigError for a secret that stands in clear where Spark would show it, and for a
-    reference that leads nowhere; no value appears in an error.
+    Raises ConfigError for a secret in clear where Spark would show it, and for a reference that
+    cannot be resolved; no value appears in an error.
     """
     for name in sorted(NOT_REDACTED.intersection(kafka)):
         if not REFERENCE.fullmatch(kafka[name].strip()):
@@ -71,11 +71,11 @@ def _looked_up(name: str, found: re.Match[str]) -> str:
 
 
 # -- oauth -----------------------------------------------------------------------------------------
-# `kafka.oauth_cb`: where tokens come from, named by text, for an option can be nothing else.
+# `kafka.oauth_cb`: the source of tokens, named by text, as an option can only be text.
 #
-# The name is of a factory that takes nothing and returns the callback of confluent-kafka, which
-# gets `sasl.oauthbearer.config` and returns `(token, time at which it expires in UNIX seconds)`. It
-# is called once for each client, on the driver and in tasks, so it must be importable in both.
+# The name is of a factory without arguments that returns confluent-kafka's callback, which gets
+# `sasl.oauthbearer.config` and returns `(token, expiry in UNIX seconds)`. It is called once per
+# client, on the driver and in tasks, so it must be importable in both.
 
 
 OAUTH_CB = "oauth_cb"
@@ -83,9 +83,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def with_oauth(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the callback in the place of its factory's name.
+    """The configuration with the callback instead of its factory's name.
 
-    Raises ConfigError where the name leads to no factory, or that to no callback.
+    Raises ConfigError if the name is no factory, or the factory returns no callback.
     """
     name = config.get(OAUTH_CB)
     if not isinstance(name, str):

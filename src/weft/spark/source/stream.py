@@ -1,8 +1,8 @@
 """Streaming reads: micro-batches between offsets that Spark keeps in its write-ahead log.
 
-Spark runs the driver's half of this in one process for the life of a query run, calling
-`initialOffset`, `latestOffset`, `partitions`; `read` runs in the tasks, on a copy that was
-pickled once, and knows only its partition.
+Spark runs the driver's half of this in one process for the duration of a query run, calling
+`initialOffset`, `latestOffset`, `partitions`; `read` runs in the tasks, on a copy that was pickled
+once, and knows only its partition.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from weft.spark.source.plan import batch_ranges, inside_logs, reporter, resolve,
 from weft.spark.source.ranges import split_ranges
 
 # -- progress --------------------------------------------------------------------------------------
-# How far a query is, as a consumer group's offsets, where every tool for Kafka sees it.
+# A query's progress as a consumer group's offsets, where every tool for Kafka sees it.
 #
-# The checkpoint decides where a query continues; these offsets are for display, and for
-# another query that starts with `startingGroup`.
+# The checkpoint decides where a query continues; these offsets are for display, and for another
+# query that starts with `startingGroup`.
 
 
 log = logging.getLogger("weft.spark.source")
 
-#: An answer that is waited for at all; the next batch does not wait for one.
+#: time limit of an answer that must be awaited; the next batch does not wait for one
 ANSWER_S = 10.0
 LOOK_S = 0.05
 
@@ -54,11 +54,11 @@ class GroupProgress:
     def reached(self, positions: PartitionMap, *, wait: bool) -> None:
         """Everything below these offsets is finished.
 
-        Raises ConfigError where the group belongs to consumers that live; any other failure is a
-        line in the log, since the query does not depend on it.
+        Raises ConfigError if the group belongs to living consumers; any other failure is only
+        logged, since the query does not depend on it.
         """
         first = self._last is None
-        # The answer first: a commit that failed late is repeated while nothing new comes, too.
+        # The answer first: a commit that failed late is repeated even if nothing new comes.
         if not self._settled(ANSWER_S if wait else 0) or positions == self._last:
             return
         self._last, self._waiting = dict(positions), True
@@ -70,7 +70,7 @@ class GroupProgress:
         self._settled(ANSWER_S if first or wait else 0)
 
     def _settled(self, timeout_s: float) -> bool:
-        """Whether the commit before was answered; waits so long for that."""
+        """Whether the previous commit was answered; waits so long for that."""
         deadline = time.monotonic() + timeout_s
         while self._waiting:
             self._consumer.poll(min(LOOK_S, timeout_s))
@@ -83,7 +83,7 @@ class GroupProgress:
                     f"commitGroup={self._group}: the group has living members, whose offsets they"
                     " are: give the query a group of its own"
                 )
-            self._last = None  # committed again at Spark's next question
+            self._last = None  # committed again at Spark's next call
             log.warning("offsets of group %s were not committed: %s", self._group, error.str())
         return not self._waiting
 
@@ -108,8 +108,8 @@ try:
 except ImportError:  # before PySpark 4.2: no admission control, each batch is all there is
     SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]  # a mixin without methods
 
-#: Spark asks again 10 ms after an answer without news; waiting here instead spares the brokers
-#: most of those requests and delays a record by no more than this.
+#: Spark asks again 10 ms after an answer without news; waiting here instead saves most of those
+#: requests and delays a record by no more than this.
 IDLE_WAIT_S = 0.025
 
 
@@ -122,17 +122,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: Cluster | None = None
         self._initial: StreamOffset | None = None
         self._latest: StreamOffset | None = None
-        #: the end of the batch that Spark was given last, or planned
+        #: the end of the last batch that was returned to Spark, or planned
         self._answered: StreamOffset | None = None
-        #: where the batch ends that was let through last
+        #: the end of the last batch that was admitted
         self._ended: PartitionMap = {}
         self._available_now = False
-        #: When a batch was last let through; `minOffsetsPerTrigger` holds back from there.
+        #: When a batch was last admitted; `minOffsetsPerTrigger` counts from there.
         self._triggered_at: float | None = None
         self._group: GroupProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need; connections and what the driver has learned stay behind."""
+        """What tasks need; connections and the driver's data are not pickled."""
         return {
             **self.__dict__,
             "_cluster": None,
@@ -158,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """The limit that Spark hands to `latestOffset`, except in a trigger that reads all."""
+        """The limit that Spark passes to `latestOffset`, except in a trigger that reads all."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -166,15 +166,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Read to the ends that the logs have at the next question, and no further."""
+        """Read to the ends that the logs have at the next call, and no further."""
         self._available_now = True
 
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Where the next batch ends; equal to `start` when nothing has come.
+        """The end of the next batch; equal to `start` if nothing has come.
 
-        Before PySpark 4.2 Spark gives neither: what was answered last is where the batch starts.
+        Before PySpark 4.2 Spark passes neither: the batch starts at the last answer.
         """
         with one_line_errors():
             known = self._answered or self._initial if start is None else self._own(start)
@@ -182,7 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._answered.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        """Where the logs end: `latestOffset` in the query's progress."""
+        """The ends of the logs: `latestOffset` in the query's progress."""
         if self._latest is None:
             return None
         return with_lag(self._latest.positions, self._ended)
@@ -193,9 +193,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options, cluster = self._options, self._connected()
             begin, stop = stream_offset(start), self._own(end)
             report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-            if stop.first == {}:  # `_somewhere`: only now the start is known, and what is lost
+            if stop.first == {}:  # `_somewhere`: only now the start is known, and any loss
                 resumed(self._own(start), stop, cluster.earliest, report)
-            self._answered = stop  # of a batch that is repeated too
+            self._answered = stop  # also for a repeated batch
             ranges = batch_ranges(begin, stop, cluster.layout(), cluster.earliest, report)
             return list[InputPartition](
                 split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
@@ -209,7 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: the offsets are in the checkpoint, and no consumer group is kept."""
 
     def stop(self) -> None:
-        """Let the connections go. Spark kills the process more often than it calls this."""
+        """Close the connections. Spark kills the process more often than it calls this."""
         self._cluster = None
 
     def _connected(self) -> Cluster:
@@ -218,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _own(self, stored: dict[str, Any]) -> StreamOffset:
-        """An offset of the checkpoint; ConfigError where it is of a query on other topics."""
+        """An offset of the checkpoint; ConfigError if it is of a query on other topics."""
         offset, subscription = stream_offset(stored), self._options.subscription
         known = {topic for topic, _ in offset.positions}
         wanted = {*subscription.topics, *(topic for topic, _ in subscription.assigned)}
@@ -238,9 +238,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_end(self, start: StreamOffset, limit: ReadLimit | None) -> StreamOffset:
         name = self._options.commit_group
         if name is not None:
-            # Spark asks for the end of a batch once the one before it is in its commit log.
+            # Spark requests the end of a batch once the previous one is in its commit log.
             self._group = self._group or GroupProgress(self._connected(), name)
-            # With this trigger the process may be killed right after the last question.
+            # With this trigger the process may be killed right after the last call.
             self._group.reached(start.positions, wait=self._available_now)
         latest = self._log_ends(start)
         if latest.positions == start.positions and start.first is not None:
@@ -262,7 +262,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if limit is None or isinstance(limit, ReadAllAvailable):
             return end
         least, most, now = self._options.min_offsets, self._options.max_offsets, time.monotonic()
-        # The first batch of a run is never held back, and `availableNow` reads all there is.
+        # The first batch of a run is never delayed, and `availableNow` reads everything.
         if least is not None and not self._available_now:
             waiting = sum(max(0, end[tp] - begin[tp]) for tp in end if tp in begin)
             last, delay_s = self._triggered_at, self._options.max_trigger_delay_s
@@ -272,9 +272,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end if most is None else limit_rows(begin, end, most)
 
     def _log_ends(self, known: StreamOffset) -> StreamOffset:
-        """Where the logs end now; under `availableNow`, where they ended at the first question.
+        """The current ends of the logs; under `availableNow` their ends at the first call.
 
-        Asked again while something is missing that was there: brokers that have just started, or a
+        Repeated while something is missing that existed: brokers that have just started, or a
         metadata cache that lags, answer so for a moment.
         """
         if self._latest is not None and self._available_now:
@@ -298,7 +298,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Replaces a reader whose options are wrong, and raises the error at its first call.
 
-    PySpark 4.3 hides what `streamReader` itself raises behind an UnboundLocalError of its own.
+    PySpark 4.3 hides an exception of `streamReader` itself behind an UnboundLocalError.
     """
 
     def __init__(self, error: ConfigError) -> None:

@@ -1,4 +1,4 @@
-"""The Python worker process that Spark runs tasks and plans in, one after the other."""
+"""The Python worker process in which Spark runs tasks and plans, one after another."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-#: Spark's names for what a task of a stream belongs to: the query, and its batch.
+#: Spark's names for the query and batch of a streaming task.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-#: Set by Spark where it uses workers again.
+#: Set by Spark if it reuses workers.
 REUSED = "SPARK_REUSE_WORKER"
 
 
 def is_reused() -> bool:
-    """Whether this process will have another task."""
+    """Whether this process will run another task."""
     return REUSED in os.environ
 
 
 @cache
 def settle_in() -> None:
-    """Let the garbage collector leave alone what is loaded by now; once in a process.
+    """Exclude everything loaded by now from garbage collection; once per process.
 
-    Spark collects all garbage after each task and each step of a plan. To walk over the modules of
-    Weft, Arrow and Spark for it takes 20 ms every time.
+    Spark collects all garbage after each task and each step of a plan. Walking over the modules of
+    Weft, Arrow and Spark takes 20 ms every time.
     """
     if is_reused():
         gc.freeze()
@@ -32,7 +32,7 @@ def settle_in() -> None:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """For ten thousand objects at a time that live for a moment and hold no cycles."""
+    """For ten thousand short-lived objects at a time that have no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:

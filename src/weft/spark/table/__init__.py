@@ -1,4 +1,4 @@
-"""A fleet's results straight into a Delta or an Iceberg table, each row once."""
+"""A fleet's results written directly to a Delta or an Iceberg table, each row once."""
 
 from weft.spark.table.sink import DeltaTable, IcebergTable
 

@@ -1,7 +1,7 @@
-"""The one writer of a fleet's table, in the driver: members hand rows over, it adds them together.
+"""The one writer of a fleet's table, in the driver: members send rows, it adds them together.
 
-Rows of all members go into one transaction of the table every `interval_s`, sooner where a member
-is in a hurry. A member has its answer when the table has its rows, and only then commits offsets.
+Rows of all members go into one transaction of the table every `interval_s`, earlier if a member
+requests that. A member gets its answer when the table has its rows, and only then commits offsets.
 While the table cannot be written members wait, and nothing is lost.
 """
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft")
 
 Reply = Callable[[Mapping[str, Any]], object]
-#: the members of one interval come together within so long
+#: time for the members of one interval to arrive
 _GATHER_S = 0.1
 _REST_S, _REST_MAX_S = 0.5, 10.0
-#: rows of one transaction, as they are in memory
+#: most rows of one transaction, by their size in memory
 _COMMIT_BYTES_MAX = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A member's message, and how to answer it."""
+    """A member's message, and the function to answer it."""
 
     message: Mapping[str, Any]
     reply: Reply
@@ -54,7 +54,7 @@ class _Asked:
 
 
 class Committer:
-    """Serves the members' claims and rows, on a thread of its own."""
+    """Serves the members' claims and rows, on a separate thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Committer:
         on_unfit: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_unfit`: the table takes no rows any more, and why."""
+        """`on_unfit`: called with the reason when the table takes no more rows."""
         self._store, self._interval_s, self._now = store, interval_s, now
         self._on_unfit = on_unfit
         self._desk = Desk()
@@ -74,17 +74,17 @@ class Committer:
         self._first_at = 0.0
         self._next_at = 0.0
         self._rest_s = 0.0
-        #: what the table has may be another thing than what the desk knows
+        #: the table's content may differ from what the desk knows
         self._in_doubt = True
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="weft-table", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         self._thread.start()
 
     def take(self, message: Mapping[str, Any], reply: Reply) -> None:
-        """What a member says; any thread."""
+        """Take a member's message. Thread-safe."""
         asked, what = _Asked(message, reply), message["what"]
         with self._changed:
             if what == "claim":
@@ -98,7 +98,7 @@ class Committer:
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Finish what is under way and stop."""
+        """Finish the current transaction and stop."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class Committer:
         return at - self._now()
 
     def _portion(self) -> list[_Asked]:
-        """What goes into one transaction; the first in any case."""
+        """The rows of one transaction; the first message in any case."""
         size = 0
         for at, asked in enumerate(self._hands):
             size += int(asked.message["bytes"])
@@ -151,7 +151,7 @@ class Committer:
         return hands
 
     def _admit(self, claims: Sequence[_Asked]) -> None:
-        """Give each claim its epochs, with what the table has now."""
+        """Answer each claim with its epochs, and what the table has now."""
         wanted = [_sources(asked.message, asked.message["partitions"]) for asked in claims]
         try:
             self._read([source for sources in wanted for source in sources])
@@ -234,7 +234,7 @@ def _sources(message: Mapping[str, Any], places: Sequence[Sequence[Any]]) -> lis
 
 
 def _opened(message: Mapping[str, Any]) -> tuple[Hand, pa.Table]:
-    """What was handed over."""
+    """Decode a member's rows."""
     data = io.BytesIO(base64.b64decode(message["data"]))
     rows = pa.ipc.open_stream(data).read_all()
     sources = _sources(message, message["done"])
@@ -252,13 +252,13 @@ def _opened(message: Mapping[str, Any]) -> tuple[Hand, pa.Table]:
 
 
 # -- plan ------------------------------------------------------------------------------------------
-# The table as the fleet gets it, once the driver has found it in order.
+# The table as the fleet uses it, after the driver has checked it.
 
 
 def served(
     sink: TableSink | None, group: str, spark: Any, receivers: Receivers
 ) -> tuple[TablePlan | None, Committer | None]:
-    """The same, with its one writer started; None where results go to topics."""
+    """The same, with its writer started; None if results go to topics."""
     if sink is None:
         return None, None
     plan, store = planned(sink, group, spark)
@@ -269,7 +269,7 @@ def served(
 
 
 def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
-    """What members must know, and the open table; raises ConfigError in one line."""
+    """The members' settings, and the open table; raises ConfigError in one line."""
     columns = None if sink.schema is None else columns_of(_fields(sink.schema, spark))
     store = sink.opened(columns, group)
     if columns is None:
@@ -280,7 +280,7 @@ def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
 
 
 def _fields(schema: Any, spark: Any) -> pa.Schema:
-    """The user's columns as Arrow has them."""
+    """The user's columns as an Arrow schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if is_model(schema):

@@ -1,9 +1,9 @@
 """A Delta table, without a JVM: rows, offsets and claims in one transaction of its log.
 
-Each commit has an application transaction for every partition it is for, whose version is the
-offset from which the table has nothing yet, or not all; one for the group, whose version is that
-commit's own; and in its commit info everything the group has in the table, exactly. A commit is
-made for one version of the table and fails where another writer has taken it.
+Each commit has an application transaction per partition, whose version is the offset from which the
+table has nothing yet, or not all; one for the group, whose version is that commit's own; and in its
+commit info everything that the group has in the table, exactly. A commit is made for one version of
+the table and fails if another writer has taken it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class DeltaStore:
         self.name = f"Delta table {table.table_uri}"
         self._table, self._group = table, group
         self._columns = mapped(pa.schema(table.schema().to_arrow()), plain)
-        #: the version of the group's last commit, and what it says
+        #: the version of the group's last commit, and its content
         self._known: tuple[int | None, Progress] = (None, Progress())
 
     @property
     def columns(self) -> pa.Schema:
-        """The table's."""
+        """The table's columns."""
         return self._columns
 
     def read(self, wanted: Collection[Source]) -> Progress:
@@ -56,7 +56,7 @@ class DeltaStore:
                 self._known = version, self._found(version)
             progress, more = self._known[1], dict[Source, Entry]()
             for source in wanted:
-                # Of partitions that the commit does not speak of, what the log keeps for ever.
+                # For partitions that the commit does not mention, what the log keeps forever.
                 if progress.get(source) is None:
                     frontier = self._table.transaction_version(self._app(source))
                     if frontier is not None:
@@ -90,21 +90,21 @@ class DeltaStore:
         except SchemaMismatchError as error:
             raise Unfit(first_line(error)) from error
         except (DeltaError, OSError) as error:
-            if _BROKEN in str(error):  # what follows it are values
+            if _BROKEN in str(error):  # the rest of the message contains values
                 raise Unfit("a constraint of the table, such as NOT NULL, refuses rows") from None
             raise Unavailable(first_line(error)) from error
         self._known = version, progress
         return version
 
     def _app(self, source: Source | None = None) -> str:
-        """The id of an application transaction, as everybody can read it in the log."""
+        """The id of an application transaction, readable in the log."""
         parts = [] if source is None else [source.topic, source.topic_id, str(source.number)]
         return "/".join([_KEY, self._group, *parts])
 
     def _found(self, version: int | None) -> Progress:
-        """What the commit of this version says; nothing where the log has forgotten it.
+        """The content of this version's commit; empty if the log no longer has it.
 
-        The newest commits are looked through, since the library cannot be asked for one.
+        Searched among the newest commits, since the library cannot read a single one.
         """
         if version is None:
             return Progress()
@@ -122,7 +122,7 @@ class DeltaStore:
 def opened(
     uri: str, options: Mapping[str, str], columns: pa.Schema | None, group: str
 ) -> DeltaStore:
-    """The table there, made where there is none; raises ConfigError in one line."""
+    """The table at this place, created if missing; raises ConfigError in one line."""
     try:
         store = DeltaStore(_table(uri, dict(options) or None, columns), group)
         if columns is not None:

@@ -1,9 +1,8 @@
-"""Who may add rows, and which of them the table has already. Pure: it reads and writes nothing.
+"""Which members may add rows, and which rows the table has already. Pure: no I/O.
 
-Whoever gets a partition claims it first and is given the next epoch of that partition. Rows come
-with the epoch of their claim: after a newer claim they are refused, so a member that lost a
-partition adds nothing. What the table has is known by offset, so a repeat is recognised, whoever
-brings it.
+A member that gets a partition claims it first and receives the partition's next epoch. Rows carry
+the epoch of their claim: after a newer claim they are refused, so a member that lost a partition
+adds nothing. The table's content is known by offset, so a repeat is recognised, from any member.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from weft.spark.table.progress import Done, Entry, Progress, Source
 
-#: of a member whose place in the group cannot be seen
+#: for a member whose group generation is unknown
 UNKNOWN_GENERATION = -1
 
 
@@ -22,13 +21,13 @@ class Claim:
     """The newest claim on a partition."""
 
     epoch: int
-    #: of the group, when it was made
+    #: the group's generation when it was made
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """What a member hands over: the places of its rows, one each, and what is done with them."""
+    """A member's rows: the place of each, and what is done with them."""
 
     rows: Sequence[tuple[Source, int]]
     entries: Mapping[Source, Entry]
@@ -36,30 +35,30 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What to add in one transaction of the table, and what it has from then on."""
+    """What to add in one transaction of the table, and its content after that."""
 
-    #: of each hand, which of its rows are new
+    #: for each hand, which of its rows are new
     fresh: Sequence[Sequence[bool]]
     progress: Progress
-    #: what the transaction is for: what these hands have done
+    #: the purpose of the transaction: what these hands have done
     changed: Mapping[Source, Entry]
 
 
 class Desk:
-    """One group's way into one table; of one thread."""
+    """One group's access to one table. Not thread-safe."""
 
     def __init__(self) -> None:
         self._progress = Progress()
         self._claims: dict[Source, Claim] = {}
 
     def learn(self, progress: Progress) -> None:
-        """What the table has now."""
+        """Set what the table has now."""
         self._progress = progress
 
     def claim(self, source: Source, generation: int) -> Entry | None:
         """The epoch of a new claim, and what the table has; None: a newer member has claimed it.
 
-        A claim that was under way while the group moved on is of an older generation.
+        A claim that was in flight during a rebalance is of an older generation.
         """
         known = self._claims.get(source)
         if known is not None and UNKNOWN_GENERATION < generation < known.generation:
@@ -70,7 +69,7 @@ class Desk:
         return Entry(epoch, held.done)
 
     def stale(self, hand: Hand) -> list[Source]:
-        """The partitions that have been claimed by another one since."""
+        """The partitions that another member has claimed since."""
         stale = []
         for source, entry in hand.entries.items():
             newest = (self._claims.get(source), self._progress.get(source))
@@ -79,7 +78,7 @@ class Desk:
         return stale
 
     def draft(self, hands: Sequence[Hand]) -> Draft:
-        """What of these hands is new. None of them may be stale."""
+        """The new rows of these hands. None of them may be stale."""
         progress, fresh, changed = self._progress, [], {}
         for hand in hands:
             held = {source: progress.get(source) for source in {row[0] for row in hand.rows}}

@@ -1,8 +1,8 @@
 """An Iceberg table, without a JVM: rows, offsets and claims in one commit of its catalog.
 
-What the group has in the table is a table property, which outlives snapshots; each
-snapshot's summary says what it is for. A commit is made for one snapshot of the table and fails
-where another writer has taken its place.
+What the group has in the table is a table property, which outlives snapshots; each snapshot's
+summary names its purpose. A commit is made for one snapshot of the table and fails if another
+writer has replaced it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.spark.table.progress import Entry, Progress, Source
 from weft.spark.table.rows import check_same, in_order, mapped, plain
 from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
-#: Several groups may write one table: each has a property of its own.
+#: Several groups may write one table: each has a separate property.
 _PROPERTY = "weft.progress."
 _RETRIES = "commit.retry.num-retries"
 
@@ -38,7 +38,7 @@ class IcebergStore:
 
     @property
     def columns(self) -> pa.Schema:
-        """The table's."""
+        """The table's columns."""
         return self._columns
 
     def read(self, wanted: Collection[Source]) -> Progress:
@@ -59,7 +59,7 @@ class IcebergStore:
     def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
         """Add these; see Store."""
         metadata = self._table.metadata
-        # In our copy alone: tried again by the library, they would go behind rows not yet seen.
+        # In the local copy only: a retry by the library would put them after rows not seen yet.
         once = {**metadata.properties, _RETRIES: "0"}
         self._table.metadata = metadata.model_copy(update={"properties": once})
         frontiers = [[*source, entry.done.frontier] for source, entry in changed.items()]
@@ -89,17 +89,17 @@ def small(kind: pa.DataType) -> pa.DataType:
 def opened(
     catalog: str | Mapping[str, str], name: str, columns: pa.Schema | None, group: str
 ) -> IcebergStore:
-    """The table there, made where there is none; raises ConfigError in one line."""
+    """The table of this name, created if missing; raises ConfigError in one line."""
     try:
         given = {"name": catalog} if isinstance(catalog, str) else catalog
-        # A catalog in a database keeps tables apart by the name that it is opened under.
+        # A catalog in a database separates tables by the name under which it is opened.
         store = IcebergStore(_table(load_catalog(**{"name": None, **given}), name, columns), group)
         if columns is not None:
             check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
         try_out(store)
     except ConfigError:
         raise
-    except Exception as error:  # of the catalog's own library, whichever it has
+    except Exception as error:  # of the catalog's own library, whichever that is
         reason = first_line(error)
         raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
     return store

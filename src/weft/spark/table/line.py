@@ -1,4 +1,4 @@
-"""A member's way to the committer: it claims its partitions, hands rows over, and is answered."""
+"""A member's connection to the committer: claims partitions, sends rows, receives answers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What a member must know of the table; neither its address nor how to get in."""
+    """A member's settings for the table; without its address or credentials."""
 
-    #: the columns, as Arrow writes a schema
+    #: the columns, as a serialised Arrow schema
     columns: bytes
     interval_s: float
 
@@ -36,7 +36,7 @@ class TablePlan:
 
 
 class TableLine:
-    """One member's; any thread."""
+    """The connection of one member. Thread-safe."""
 
     def __init__(self, plan: TablePlan, send: Send, gone: threading.Event) -> None:
         """`send`: to the driver; `gone`: it does not answer any more."""
@@ -44,25 +44,25 @@ class TableLine:
         self.columns: pa.Schema = plan.schema
         self._send, self._gone = send, gone
         self._numbers = itertools.count(1)
-        #: questions that have no answer yet
+        #: requests without an answer
         self._waiting: dict[int, tuple[Mapping[str, Any], Future[Mapping[str, Any]]]] = {}
         self._epochs: dict[TopicPartition, int] = {}
         self._ids: Mapping[str, str] = {}
 
-    # -- what the driver says ----------------------------------------------------------------------
+    # -- the driver's messages ---------------------------------------------------------------------
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """An answer."""
         _, answer = self._waiting.get(int(message["id"]), (None, None))
-        if answer is not None and not answer.done():  # asked again, it comes twice
+        if answer is not None and not answer.done():  # a repeated request is answered twice
             answer.set_result(message)
 
     def again(self) -> None:
-        """The line was broken: ask again; what comes twice is recognised."""
+        """The connection was broken: repeat the requests; the driver recognises duplicates."""
         for message, _ in list(self._waiting.values()):
             self._send(message)
 
-    # -- what the member wants ---------------------------------------------------------------------
+    # -- the member's requests ---------------------------------------------------------------------
 
     def claim(
         self,
@@ -71,9 +71,9 @@ class TableLine:
         generation: int,
         timeout_s: float,
     ) -> dict[TopicPartition, Done]:
-        """Claim them; what the table has of those that were given.
+        """Claim these; returns what the table has of them.
 
-        Raises KafkaUnavailable where that cannot be known now.
+        Raises KafkaUnavailable if that is unknown now.
         """
         places = [list(where) for where in partitions]
         asked = {"what": "claim", "partitions": places, "ids": dict(ids), "generation": generation}
@@ -96,9 +96,9 @@ class TableLine:
         hurried: Callable[[], bool],
         over: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
-        """Have these rows added, and wait until they are; None where nobody will say.
+        """Add these rows and wait for the answer; None if none can come.
 
-        `hurried`: not to wait for the interval, `over`: not to wait at all.
+        `hurried`: do not wait for the interval, `over`: do not wait at all.
         """
         data = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -119,7 +119,7 @@ class TableLine:
 
         def enough() -> bool:
             if not message["hurry"] and hurried():
-                message["hurry"] = True  # `again` sends it so, where this line gets lost
+                message["hurry"] = True  # `again` sends it if this connection breaks
                 self._send({"type": "table", "what": "hurry", "id": 0})
             return over()
 
@@ -131,7 +131,7 @@ class TableLine:
         message |= {"type": "table", "id": number}
         self._waiting[number] = message, answer
         try:
-            self._send(message)  # where the line is broken `again` does it
+            self._send(message)  # if the connection is broken, `again` sends it
             while not wait([answer], _LOOK_S).done:
                 if self._gone.is_set() or enough():
                     return None

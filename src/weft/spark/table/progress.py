@@ -1,4 +1,4 @@
-"""What a table has of each partition: as a commit says it, without the limit of its characters."""
+"""What a table has of each partition: like a commit, without the limit of its characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.epochs import Found
 
 
 class Source(NamedTuple):
-    """A partition for good: a recreated topic has another id."""
+    """A partition of one topic id: a recreated topic has another id."""
 
     topic: str
     topic_id: str
@@ -36,7 +36,7 @@ class Done:
         return offset <= self.top and self.not_done[at : at + 1] != (offset,)
 
     def united(self, other: Done) -> Done:
-        """What is done by one of the two."""
+        """The union of both."""
         less, more = sorted((self, other), key=lambda one: one.top)
         open_below = set(less.not_done)
         left = tuple(
@@ -48,7 +48,7 @@ class Done:
         return Done(frontier, max(more.top, frontier - 1), left)
 
     def metadata(self) -> str:
-        """As a commit has it; empty where it is too large: what repeats is recognised later."""
+        """As commit metadata; empty if it is too large: repeats are recognised later."""
         if self.top < self.frontier:
             return ""
         try:
@@ -58,7 +58,7 @@ class Done:
 
 
 def done_of(offset: int, metadata: str) -> Done:
-    """What a commit says."""
+    """Parse a commit."""
     try:
         read = decode(offset, metadata)
     except UnreadableMap:
@@ -67,7 +67,7 @@ def done_of(offset: int, metadata: str) -> Done:
 
 
 def ahead(found: Found, held: Done) -> Found:
-    """What the group has committed, and what the table has beyond it: a kill came between."""
+    """The group's commit, or what the table has beyond it, if a kill came between."""
     if found.committed is None:
         both = held
     else:
@@ -79,24 +79,24 @@ def ahead(found: Found, held: Done) -> Found:
 
 
 class Entry(NamedTuple):
-    """What a table has of one partition, and under which claim it came last."""
+    """What a table has of one partition, and the claim under which it came."""
 
     epoch: int
     done: Done
 
 
 class Progress:
-    """What a table has for one group. Does not change."""
+    """What a table has for one group. Immutable."""
 
     def __init__(self, entries: Mapping[Source, Entry] | None = None) -> None:
         self._entries = dict(entries or {})
 
     def get(self, source: Source) -> Entry | None:
-        """What it has of a partition; None where nothing."""
+        """What it has of a partition; None if nothing."""
         return self._entries.get(source)
 
     def with_done(self, more: Mapping[Source, Entry]) -> Progress:
-        """The same and these. A former topic of the same name is forgotten."""
+        """The same with these entries. A former topic of the same name is dropped."""
         ids = {source.topic: source.topic_id for source in more}
         entries = {
             source: entry
@@ -119,7 +119,7 @@ class Progress:
 
     @staticmethod
     def from_json(text: str | bytes) -> Progress:
-        """What `to_json` wrote. Raises ValueError for anything else."""
+        """Parse the result of `to_json`. Raises ValueError for anything else."""
         try:
             return Progress(
                 {

@@ -1,4 +1,4 @@
-"""From what handlers returned to rows: JSON values read by Arrow into the table's columns."""
+"""From handlers' results to rows: Arrow parses JSON values into the table's columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.kafka.ports import OutMessage
 from weft.types import ErrorInfo, Record
 
 REFUSED = "NotARow"
-#: what every row has of its record
+#: columns of every row that come from its record
 PLACE = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -26,7 +26,7 @@ PLACE = pa.schema(
 
 
 class Row(OutMessage):
-    """An output on its way to the table, with the record that it came from."""
+    """An output for the table, with its record."""
 
     record: Record
 
@@ -39,7 +39,7 @@ def row_of(message: OutMessage, record: Record) -> Row:
 
 
 def columns_of(fields: pa.Schema) -> pa.Schema:
-    """All columns of the table; ConfigError for what cannot be one, or has a record's name."""
+    """All columns of the table; ConfigError for an invalid one, or a record's name."""
     names = [*PLACE.names, *fields.names]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -57,12 +57,12 @@ def columns_of(fields: pa.Schema) -> pa.Schema:
 
 
 def values_of(columns: pa.Schema) -> pa.Schema:
-    """The columns that are read from values."""
+    """The columns that are parsed from values."""
     return pa.schema(list(columns)[len(PLACE) :])
 
 
 def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, dict[int, str]]:
-    """The rows; or by place what is wrong with those that cannot be any, and no rows."""
+    """The rows; or by index the errors of those that are invalid, and no rows."""
     if not rows:
         return columns.empty_table(), {}
     fields = values_of(columns)
@@ -75,7 +75,7 @@ def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, d
             try:
                 alone.append(_read([row.value], fields))
             except (pa.ArrowException, ValueError, TypeError) as error:
-                # What is wrong with a value, without the value.
+                # The error of a value, without the value.
                 text = " ".join(str(error).split())[:300]
                 if text.startswith("Failed to convert"):
                     text = text.split(": ")[0].split(", couldn't")[0]
@@ -96,13 +96,13 @@ def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, d
 
 
 def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
-    """One row for each value; raises where that is not so."""
+    """One row per value; raises if that is not so."""
     if any(value is None for value in values):
         raise ValueError("null is no row: return a JSON object")
     text = b"\n".join(values)  # type: ignore[arg-type]  # as just seen
     found = pj.read_json(
         io.BytesIO(text),
-        # One block: a value that lies across two could not be read.
+        # One block: a value across two could not be parsed.
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(
             # Arrow reads dates of JSON as numbers: read as times they may be text.
@@ -119,7 +119,7 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
 
 
 def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorInfo:
-    """What the record's attempt fails with."""
+    """The error of a record whose result is no row."""
     return ErrorInfo(
         REFUSED,
         f"what the handler returned is no row of the table ({reason}): return a dict or model with "
@@ -132,7 +132,7 @@ def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorI
 
 
 def mapped(schema: pa.Schema, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
-    """Names and types alone; each type, also inside lists and structs, as `leaf` has it."""
+    """Names and types only; each type, also inside lists and structs, mapped by `leaf`."""
 
     def typed(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -145,7 +145,7 @@ def mapped(schema: pa.Schema, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Of types that only differ in how Arrow lays them out, one."""
+    """A common type for types that differ only in Arrow's layout."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
@@ -156,7 +156,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def check_same(table: str, theirs: pa.Schema, ours: pa.Schema) -> None:
     """Raise ConfigError unless the table has the columns of handlers' values, and no others.
 
-    Those of the record it may lack.
+    The record's own columns may be missing.
     """
     found, wanted = _named(theirs), _named(mapped(ours, plain))
     wrong = {name for name in PLACE.names if name in found and found[name] != wanted[name]}
@@ -180,5 +180,5 @@ def _named(schema: pa.Schema) -> dict[str, str]:
 
 
 def in_order(rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """The rows with the table's columns alone, in its order and types."""
+    """The rows with only the table's columns, in its order and types."""
     return rows.select(columns.names).cast(columns)

@@ -1,4 +1,4 @@
-"""`sink=` of a fleet: which table the rows go into, what their columns are, and how often."""
+"""`sink=` of a fleet: the table for the rows, its columns, and the interval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weft.spark.table.store import Store
 
-#: In the place of a topic for outputs that are rows; no topic can be called so.
+#: Instead of a topic, for outputs that are rows; no topic can have this name.
 TABLE = "<table>"
 INTERVAL_MAX_S = 60.0
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
@@ -31,10 +31,10 @@ _OTHERS = {
 
 
 class TableSink(ABC):
-    """What every table has.
+    """The common options of all tables.
 
     `schema` are the columns of the values that handlers return: `"inside boolean, zone string"`, a
-    StructType or a pydantic model; None for a table that is there. Before them come `topic`,
+    StructType or a pydantic model; None for an existing table. Before them come `topic`,
     `partition`, `offset`, `key` and `timestamp` of the record. The fleet's rows are added
     together, every `interval_s` seconds while there are any, from 0 to 60.
     """
@@ -44,7 +44,7 @@ class TableSink(ABC):
     interval_s: float
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what cannot be."""
+        """Raise ConfigError for invalid options."""
         kind = type(self).__name__
         schema = self.schema
         known = hasattr(schema, "fieldNames") or hasattr(schema, "model_fields")
@@ -63,19 +63,19 @@ class TableSink(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ConfigError where a look shows that there can be no such table."""
+        """Raise ConfigError if the place cannot hold such a table."""
 
     @abstractmethod
     def opened(self, columns: pa.Schema | None, group: str) -> Store:
-        """The table, made where there is none; raises ConfigError."""
+        """The table, created if missing; raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable(TableSink):
     """A Delta table on a local disk or in an object store, which only the driver must reach.
 
-    `uri`: a folder, `s3://…`, `gs://…`, `abfss://…`; `storage_options` as deltalake takes them.
-    Raises ConfigError for what cannot be a table.
+    `uri`: a folder, `s3://…`, `gs://…`, `abfss://…`; `storage_options` as in deltalake.
+    Raises ConfigError for invalid options.
     """
 
     uri: str | Path
@@ -85,7 +85,7 @@ class DeltaTable(TableSink):
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)  # secrets
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what cannot be; a folder is absolute from here on."""
+        """Raise ConfigError for invalid options; makes a folder's path absolute."""
         given: object = self.uri
         uri = str(given).removeprefix("file://")
         is_folder = not _SCHEME.fullmatch(uri)
@@ -100,7 +100,7 @@ class DeltaTable(TableSink):
         TableSink.__post_init__(self)
 
     def check(self) -> None:
-        """Raise ConfigError where a look shows that there can be no such table."""
+        """Raise ConfigError if the place cannot hold such a table."""
         _check_installed("DeltaTable", "deltalake", "delta")
         folder = Path(self.uri)
         if _SCHEME.fullmatch(str(self.uri)) or (folder / "_delta_log").is_dir():
@@ -116,7 +116,7 @@ class DeltaTable(TableSink):
             )
 
     def opened(self, columns: pa.Schema | None, group: str) -> Store:
-        """The table, made where there is none; raises ConfigError."""
+        """The table, created if missing; raises ConfigError."""
         from weft.spark.table.delta import opened
 
         return opened(str(self.uri), self.storage_options or {}, columns, group)
@@ -132,7 +132,7 @@ class IcebergTable(TableSink):
     `catalog`: a name in PyIceberg's configuration, or the catalog's properties, such as
     `{"type": "rest", "uri": "https://…"}`, with its `name` if it has one; `name`:
     `NAMESPACE.TABLE`.
-    Raises ConfigError for what cannot be a table.
+    Raises ConfigError for invalid options.
     """
 
     catalog: str | Mapping[str, str] = field(repr=False)  # its properties hold secrets
@@ -142,7 +142,7 @@ class IcebergTable(TableSink):
     interval_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what cannot be."""
+        """Raise ConfigError for invalid options."""
         given: object = self.catalog
         if not (isinstance(given, str) and given) and not _is_texts(given):
             raise ConfigError(
@@ -155,18 +155,18 @@ class IcebergTable(TableSink):
         TableSink.__post_init__(self)
 
     def check(self) -> None:
-        """Raise ConfigError where a look shows that there can be no such table."""
+        """Raise ConfigError if there cannot be such a table."""
         _check_installed("IcebergTable", "pyiceberg", "iceberg")
 
     def opened(self, columns: pa.Schema | None, group: str) -> Store:
-        """The table, made where there is none; raises ConfigError."""
+        """The table, created if missing; raises ConfigError."""
         from weft.spark.table.iceberg import opened
 
         return opened(self.catalog, self.name, columns, group)
 
 
 def _is_texts(given: object) -> bool:
-    """A dict of text, with something in it."""
+    """Whether it is a non-empty dict of text."""
     return (
         isinstance(given, Mapping)
         and bool(given)
@@ -183,11 +183,11 @@ def _check_installed(kind: str, package: str, extra: str) -> None:
 
 
 # -- handlers --------------------------------------------------------------------------------------
-# The app's handlers as a fleet with a table runs them: what they return are rows.
+# The app's handlers in a fleet with a table: their results are rows.
 
 
 def with_table(app: Any) -> Any:
-    """The app as it travels; raises ConfigError for a handler that cannot feed a table."""
+    """The app as it is shipped; raises ConfigError for a handler that cannot feed a table."""
     handlers = [_feeding(handler) for handler in app.handlers]
     copy = object.__new__(type(app))
     copy.__setstate__({**app.__getstate__(), "handlers": handlers})
@@ -195,7 +195,7 @@ def with_table(app: Any) -> Any:
 
 
 def without_table(handlers: Sequence[HandlerOptions]) -> list[HandlerOptions]:
-    """The same for who looks whether the topics of outputs are there."""
+    """The same handlers for the check whether the topics of outputs exist."""
     return [replace(one, output=None) if one.output == TABLE else one for one in handlers]
 
 

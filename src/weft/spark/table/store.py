@@ -1,4 +1,4 @@
-"""A table as the committer needs it, of whichever format."""
+"""The committer's interface to a table, of either format."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import pyarrow as pa
 
 from weft.spark.table.progress import Entry, Progress, Source
 
-#: so often a writer tries again at once where others were first
+#: how often a writer immediately retries after others were first
 MOVED_MAX = 20
 
 
 class Moved(Exception):
-    """Another writer was first: read, and try again."""
+    """Another writer was first: read again and retry."""
 
 
 class Unavailable(Exception):
-    """The store refused or did not answer. Whether the rows were added must be read."""
+    """The store refused or did not answer. Read it to find out whether the rows were added."""
 
 
 class Unfit(Exception):
-    """The table does not take these rows, and never will."""
+    """The table will never accept these rows."""
 
 
 class Store(Protocol):
-    """One table, for one group; of one thread. All raise Unavailable."""
+    """One table, for one group. Not thread-safe. All methods raise Unavailable."""
 
-    #: how messages call it
+    #: its name in messages
     name: str
 
     @property
     def columns(self) -> pa.Schema:
-        """The table's."""
+        """The table's columns."""
 
     def read(self, wanted: Collection[Source]) -> Progress:
-        """What the table has now; of `wanted` also where only its frontier is known."""
+        """What the table has now; for `wanted` also if only the frontier is known."""
 
     def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
-        """Add these in one transaction with what the table has by then; the table's version.
+        """Add these in one transaction with the content after it; returns the table's version.
 
-        Raises Moved where another has written since `read`, and Unfit.
+        Raises Moved if another writer has written since `read`, and Unfit.
         """
 
 
 def try_out(store: Store) -> None:
-    """Write once without a row: who may not write, or cannot, is told before anything starts."""
+    """Write once without a row: missing permissions are reported before anything starts."""
     for _ in range(MOVED_MAX):
         progress = store.read(())
         try:
@@ -62,7 +62,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def first_line(error: Exception) -> str:
-    """What a store's error says, in one line."""
+    """A store's error in one line."""
     text = _COLOUR.sub("", str(error)).replace("↳", "")
     parts = [words for line in text.splitlines() if (words := " ".join(line.split()))]
     return ": ".join(parts)[:400] or type(error).__name__

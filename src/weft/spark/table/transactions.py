@@ -1,11 +1,11 @@
-"""A transaction whose rows go into the table: the table first, the group's offsets behind it.
+"""A transaction whose rows go into the table: the table first, then the group's offsets.
 
-1. what goes to topics (dead letters, `Produce(topic=...)`) is produced: at least once;
-2. the rows are handed to the committer, which adds them with what is done: they are there, once;
-3. the group's offsets are committed, in a Kafka transaction of their own.
+1. outputs to topics (dead letters, `Produce(topic=...)`) are produced: at least once;
+2. the rows are sent to the committer, which adds them with their offsets: exactly once;
+3. the group's offsets are committed, in a separate Kafka transaction.
 
-A kill between 2 and 3 leaves the group behind the table: whoever gets the partition next begins
-where the table is (`TableConsumer`), and rows that come again are recognised by their offsets.
+A kill between 2 and 3 leaves the group behind the table: the next owner of the partition starts
+where the table is (`TableConsumer`), and repeated rows are recognised by their offsets.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from weft.spark.table.sink import TABLE
 from weft.types import Sent, TopicPartition
 
 # -- pace ------------------------------------------------------------------------------------------
-# When a member hands its rows over: every so often, sooner where much waits or it must end.
+# When a member sends its rows: at an interval, earlier if much waits or it must end.
 
 
-#: After a partition was taken away its last transaction, and others', must not wait.
+#: After a revocation, this member's last transaction and those of others must not wait.
 _HURRY_S = 10.0
 _LOOK_S = 0.05
 
 
 class Pace:
-    """Any thread hurries; the transactions' thread waits."""
+    """Any thread may request speed; the transactions' thread waits."""
 
     def __init__(self, interval_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._interval_s, self._now = interval_s, now
@@ -60,51 +60,51 @@ class Pace:
         self._woken = threading.Event()
 
     def hurry(self, seconds: float = _HURRY_S) -> None:
-        """Do not wait from now on, for so long."""
+        """Do not wait from now on, for so many seconds."""
         self._hurried_until = max(self._hurried_until, self._now() + seconds)
         self._woken.set()
 
     @property
     def hurried(self) -> bool:
-        """Somebody is in a hurry now."""
+        """Whether a thread has requested speed."""
         return self._now() < self._hurried_until
 
     def wait(self, due: Callable[[], bool]) -> None:
-        """Until the interval is over, somebody is in a hurry, or it is due for another reason."""
+        """Wait for the end of the interval, a request for speed, or another reason."""
         while self._now() < self._due and not self.hurried and not due():
             self._woken.wait(_LOOK_S)
             self._woken.clear()
 
     def answered(self) -> None:
-        """Begin the next interval: all whose rows were added together begin it together."""
+        """Start the next interval: all members whose rows were added together start it together."""
         self._due = self._now() + self._interval_s
 
 
 ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
-#: of outputs that wait: half of what one transaction takes at most
+#: limit of waiting outputs: half of what one transaction takes
 _FULL_BYTES = 4 * 2**20
-#: So often in a row a member's rows are refused for claims of others before it starts anew: one
-#: that lost its partitions hears of it sooner.
+#: After so many refusals in a row because of others' claims the member restarts: one that lost its
+#: partitions learns of it earlier.
 STALE_MAX = 5
 STALE_REST_S = 0.5
 
 
 class TableTransactions:
-    """A TransactionsPort; of one thread."""
+    """A TransactionsPort. Not thread-safe."""
 
     def __init__(self, inner: TransactionsPort, line: TableLine, pace: Pace) -> None:
         """`inner`: for what goes to Kafka."""
         self._inner, self._line = inner, line
         self.pace = pace
-        #: not to wait for the interval; not to wait at all
+        #: do not wait for the interval; do not wait at all
         self.due: Callable[[], bool] = lambda: False
         self.over: Callable[[], bool] = lambda: False
-        #: so often in a row others had claimed what it wrote for
+        #: how often in a row others had claimed its partitions
         self.stale = 0
 
     def open(self) -> None:
-        """Begin under this member's id."""
+        """Start under this member's id."""
         self._inner.open()
 
     def transact(
@@ -114,7 +114,7 @@ class TableTransactions:
         membership: Any,
         read_back: ReadBack,
     ) -> TransactionEnd:
-        """Rows into the table, then the offsets; what came so far and failed is done again."""
+        """Rows into the table, then the offsets; after a failure, both are repeated."""
         deliveries: list[Delivery | None] = [None] * len(messages)
         rows = {at: one for at, one in enumerate(messages) if isinstance(one, Row)}
         table, bad = as_rows(list(rows.values()), self._line.columns)
@@ -128,7 +128,7 @@ class TableTransactions:
             end = self._inner.transact(list(others.values()), [], membership, read_back)
             for at, answer in zip(others, end.deliveries, strict=True):
                 deliveries[at] = answer
-            # A reason says that it had to be settled, and without offsets nothing tells how.
+            # A reason means that the outcome had to be found out, which needs offsets.
             if end.outcome != "committed" or end.reason:
                 outcome = "aborted" if end.outcome == "committed" else end.outcome
                 return replace(end, outcome=outcome, deliveries=deliveries)
@@ -152,7 +152,7 @@ class TableTransactions:
         return int(answer.get("version", 0)), str(answer.get("error", ""))
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
-        """It will never be a row, or the broker will never take it."""
+        """Whether it will never be a row, or the broker will never accept it."""
         if delivery is not None and delivery.error is not None and delivery.error.type == REFUSED:
             return True
         return self._inner.is_refusal(delivery)
@@ -182,7 +182,7 @@ class TableTransactor(Transactor):
             self._seat.fail("other members have claimed its partitions", may_restart=True)
 
     def _due(self) -> bool:
-        """The run is to end, or much waits. Both are read as they were a moment ago, at worst."""
+        """Whether the run ends, or much waits. Both values may be a moment old."""
         if self._table.pace.hurried or self._seat.door.engine.stop_mode is not None:
             return True
         held = list(self._seat.partitions.values())
@@ -196,7 +196,7 @@ class TableTransactor(Transactor):
 
 
 # -- connection ------------------------------------------------------------------------------------
-# The clients of a member with a table: it begins where the table is, and writes to it.
+# The clients of a member with a table: it starts where the table is, and writes to it.
 
 
 Ids = Callable[[Iterable[str]], Mapping[str, str]]
@@ -227,7 +227,7 @@ class TableConnection(RealConnection):
 
 
 class TableConsumer(KafkaConsumer):
-    """A consumer that claims what it is assigned, and begins where the table is."""
+    """A consumer that claims its assigned partitions, and starts where the table is."""
 
     def __init__(self, config: Mapping[str, Any], line: TableLine, ids: Ids, pace: Pace) -> None:
         super().__init__(config)
@@ -242,13 +242,13 @@ class TableConsumer(KafkaConsumer):
     ) -> dict[TopicPartition, Found]:
         """Committed offsets with metadata, or the table's, and both ends of the log.
 
-        Without those that a newer member has claimed: they are about to be taken away.
+        Without those that a newer member has claimed: they are about to be revoked.
         """
         found = super().find(partitions, timeout_s)
         if not found:
             return found
         ids = self._ids({topic for topic, _ in found})
-        try:  # the group's, as this member knows it
+        try:  # the generation, as this member knows it
             with self.membership() as membership:
                 generation = membership.generation
         except RuntimeError:
@@ -258,20 +258,20 @@ class TableConsumer(KafkaConsumer):
 
 
 class _InAHurry:
-    """Has what is handled written at once when partitions are taken away."""
+    """Makes handled records be written immediately when partitions are revoked."""
 
     def __init__(self, inner: RebalanceListener, pace: Pace) -> None:
         self._inner, self._pace = inner, pace
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """As it is."""
+        """Unchanged."""
         return self._inner.on_assigned(partitions)
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """Who gets them waits for us."""
+        """The next owner waits for this member."""
         self._pace.hurry()
         self._inner.on_revoked(partitions)
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """As it is."""
+        """Unchanged."""
         self._inner.on_lost(partitions)
