@@ -38,6 +38,7 @@ PLACES = tuple(f"{ROOT / name}/" for name in ("src/weft", "tests"))
 RETURN = 0
 
 _sleep = time.sleep  # tests patch it
+_LOGGED = logging.Logger.handle.__code__
 
 
 class Delays:
@@ -56,7 +57,7 @@ class Delays:
         if self._mode != "main":
             threading.settrace(self._enter)
         if self._mode == "log":
-            self._slow[logging.Logger.handle.__code__] = frozenset({_first(logging.Logger.handle)})
+            self._slow[_LOGGED] = frozenset({_first(_LOGGED)})
 
     # -- of each thread ----------------------------------------------------------------------------
 
@@ -84,6 +85,8 @@ class Delays:
         if what in {"line", "return"} and line in self._slow[frame.f_code]:
             code, me = frame.f_code, threading.current_thread()
             at = f"{code.co_filename}:{frame.f_lineno} {what} of {code.co_qualname} in {me.name}"
+            if code is _LOGGED:  # each kind of line is one
+                at += f": {frame.f_locals['record'].msg}"
             if self._rests[at] < RESTS_OF_LINE_MAX and self._rests.total() < RESTS_MAX:
                 self._rests[at] += 1
                 _sleep(REST_S)
@@ -120,9 +123,8 @@ class Delays:
         return f"WEFT_DELAYS={self.drawn}"
 
 
-def _first(function: Any) -> int:
+def _first(code: CodeType) -> int:
     """The first line of its body."""
-    code = function.__code__
     return min(line for *_, line in code.co_lines() if line and line > code.co_firstlineno)
 
 

@@ -41,7 +41,7 @@ def test_a_late_line_is_found(tmp_path):
     )  # fmt: skip
     assert "1 failed" in ran.stdout
     assert "WEFT_DELAYS=log:7" in ran.stdout
-    assert "Logger.handle in worker" in ran.stdout
+    assert "Logger.handle in worker: it is done" in ran.stdout
 
 
 @pytest.mark.parametrize("drawn", ["", "7", "front:7", "back:", "back:x"])
