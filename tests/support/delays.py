@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -72,6 +73,8 @@ class Delays:
     def _choose(self, code: CodeType) -> Iterator[int]:
         path = code.co_filename
         if not path.startswith(PLACES) or path in {__file__, waiting.__file__}:
+            return
+        if not code.co_flags & CO_OPTIMIZED:  # of a module or class: it runs once, at its import
             return
         for line in {RETURN, *(line for *_, line in code.co_lines() if line)}:
             # Counted from the first line: a change above moves nothing.
