@@ -15,7 +15,7 @@ from weft.routing import Routes
 from weft.runtime.hosted import belongs, owner_of
 from weft.types import RunReport, StopMode
 
-if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
+if TYPE_CHECKING:  # declaring an app loads no client and no loop
     from weft.runtime.run.result_stream import ResultStream
 
 
@@ -24,13 +24,13 @@ class RunHandle(Protocol):
 
     @property
     def over(self) -> bool:
-        """The run has ended."""
+        """Whether the run has ended."""
 
     def start(self) -> None:
-        """Begin; returns once it runs."""
+        """Start; returns once it runs."""
 
     def wait(self, timeout_s: float | None = None) -> RunReport:
-        """Wait for the end and its report; TimeoutError when it did not come in time."""
+        """Wait for the end and its report; TimeoutError if it did not come in time."""
 
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run."""
@@ -48,17 +48,18 @@ class RunHandle(Protocol):
         """The results from now on, for one reader."""
 
     def install_signals(self) -> None:
-        """Have SIGINT and SIGTERM stop the run; nothing off the main thread."""
+        """Make SIGINT and SIGTERM stop the run; a no-op off the main thread."""
 
     def restore_signals(self) -> None:
-        """Put the handlers of before back."""
+        """Restore the previous signal handlers."""
 
 
 class App:
     """One consumer group with its handlers.
 
     Every option is described in docs/options.md; times are in seconds, sizes in bytes. Raises
-    ConfigError, in one line that names the option and the fix, for whatever can be seen here.
+    ConfigError, in one line that names the option and the fix, for everything that can be checked
+    here.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class App:
         self._run: RunHandle | None = None
         self._stream: ResultStream | None = None
         self._paused: set[str | None] = set()
-        #: who asks for results gets them of the run before, or of the one that is being made
+        #: a reader gets the results of the next run, or of the current one
         self._handing_over = threading.RLock()
         #: the value of the lifespan while the app runs
         self.state: Any = None
@@ -84,7 +85,7 @@ class App:
 
     @as_consume
     def consume(self, topics: Topics, **options: Any) -> Callable[[Any], Any]:
-        """Handle the records of these topics with the decorated function, returned as it is.
+        """Handle the records of these topics with the decorated function, which is not changed.
 
         A name that starts with ^ is a pattern; a literal name beats a pattern.
         """
@@ -113,11 +114,11 @@ class App:
 
     @property
     def options(self) -> AppOptions:
-        """What the app was made with."""
+        """The options of the app."""
         return self._options
 
     def serve_at(self, **served: Any) -> None:
-        """Options as the command line has them, before the app runs."""
+        """Set options from the command line, before the app runs."""
         self._options = checked_app(replace(self._options, **served))
 
     # -- running -----------------------------------------------------------------------------------
@@ -126,8 +127,8 @@ class App:
         """Run until stopped, or `until="drained"`.
 
         SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is the
-        `weft.spark.DeltaTable` or `IcebergTable` that results go into as rows. Raises ConfigError
-        for bad configuration, before anything is consumed.
+        `weft.spark.DeltaTable` or `IcebergTable` for results as rows. Raises ConfigError for bad
+        configuration, before anything is consumed.
         """
         run = self._prepare(how)
         run.install_signals()
@@ -143,7 +144,7 @@ class App:
     def main(self, **how: Unpack[RunOptions]) -> NoReturn:
         """`run()`, and exit with its code: the last line of a script.
 
-        A failed run, or what `run()` refuses, is one line on stderr.
+        A failed run, or a ConfigError, is one line on stderr.
         """
         from weft.runtime.run.exits import exit_with
 
@@ -211,7 +212,7 @@ class App:
             raise ConfigError("the app is already running: stop it first, or create a second App")
 
     def _taken_over(self, run: RunHandle) -> None:
-        """The run has the results' stream now, and learns what was paused before it."""
+        """The run takes over the results' stream, and the pauses set before it."""
         self._run = run
         if self._stream is not None:
             from weft.runtime.run.result_stream import as_handled
@@ -224,7 +225,7 @@ class App:
     # -- in a member of a fleet --------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # What travels to executors: what was declared. Callbacks stay, and run, on the driver.
+        # Shipped to executors: the declarations. Callbacks stay, and run, on the driver.
         options = replace(
             self._options, on_result=None, on_commit=None, on_assign=None, on_revoke=None
         )
@@ -239,7 +240,7 @@ class App:
                 belongs(handler.function, self)
 
     def adopt(self, run: RunHandle | None, options: AppOptions) -> None:
-        """Be the app of this member: for the engine that hosts it."""
+        """Become the app of this member: for the engine that hosts it."""
         self._run, self._options = run, options
 
     # -- while it runs -----------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class App:
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run; any thread.
 
-        "in_flight" finishes what runs, "buffered" also what is buffered, "now" only commits.
+        "in_flight" finishes running calls, "buffered" also buffered records, "now" only commits.
         """
         if mode not in get_args(StopMode):
             raise ConfigError(f'stop({mode!r}): choose "in_flight", "buffered" or "now"')
@@ -290,6 +291,6 @@ class App:
 
 
 def app_of(function: Any) -> App | None:
-    """The app that decorated this function last, in this process."""
+    """The app that last decorated this function, in this process."""
     app = owner_of(function)
     return app if isinstance(app, App) else None

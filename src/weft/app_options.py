@@ -19,7 +19,7 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class AppKeywords(TypedDict, total=False):
-    """What `weft.App` takes beside `group` and `kafka`, for type checkers."""
+    """The arguments of `weft.App` besides `group` and `kafka`, for type checkers."""
 
     producer: Mapping[str, Any] | None
     lifespan: Callable[..., Any] | None
@@ -43,11 +43,11 @@ class AppKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AppOptions:
-    """What `weft.App(...)` was given. Its repr would show secrets, so it has none."""
+    """The options of `weft.App(...)`. Its repr would show secrets, so it has none."""
 
     group: str
     kafka: dict[str, Any]
-    #: a dict once it is checked
+    #: a dict after the check
     producer: Any = None
     lifespan: Callable[..., Any] | None = None
     drain_timeout_s: float = 20.0
@@ -68,7 +68,7 @@ class AppOptions:
     allow_control: bool = False
 
     def shown(self) -> dict[str, Any]:
-        """The options as a log line may show them."""
+        """The options that a log line may show."""
         return {
             "group": self.group,
             "drain_timeout_s": self.drain_timeout_s,
@@ -80,7 +80,7 @@ class AppOptions:
 
 
 def checked_app(options: AppOptions) -> AppOptions:
-    """The same options, or a ConfigError that names what is wrong."""
+    """The same options, or a ConfigError that names the wrong one."""
     if options.producer is None:
         options = replace(options, producer={})
     group: object = options.group
@@ -124,7 +124,7 @@ def checked_app(options: AppOptions) -> AppOptions:
 
 
 def _check_seen(options: AppOptions) -> None:
-    """What is shown outside: where, and to whom."""
+    """Check what is exposed, at which address, and with which access control."""
     if options.http is not None:
         check_http(options.http, options.http_token_file)
     elif options.http_token_file is not None:
@@ -172,7 +172,7 @@ def address(option: str, given: object) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches it."""
+    """Whether only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

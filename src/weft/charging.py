@@ -1,4 +1,4 @@
-"""What a call reports of its cost: `record.charge(n)`."""
+"""The cost that a call reports: `record.charge(n)`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeGuard
 from weft.errors import ConfigError
 from weft.numeric import is_seconds
 
-#: of one record, by `Budget.cost` or `record.charge`
+#: limit for one record, by `Budget.cost` or `record.charge`
 COST_MAX = 1e9
-#: is given the record, what its call costs, and what the call reported before
+#: takes the record, the cost of its call, and the cost that the call reported before
 Report = Callable[[Any, float, float | None], None]
 
 
 class Charge:
-    """What one call has reported."""
+    """The cost that one call has reported."""
 
     __slots__ = ("_before", "_report")
 
@@ -35,12 +35,12 @@ class Charge:
         self._report(record, self._before, before)
 
 
-#: in a call of a handler with a budget
+#: set in a call of a handler with a budget
 CHARGE: ContextVar[Charge | None] = ContextVar("weft_charge", default=None)
 
 
 def is_cost(value: object) -> TypeGuard[float]:
-    """Whether it may be the cost of a record."""
+    """Whether it is a valid cost of a record."""
     return is_seconds(value) and value <= COST_MAX
 
 

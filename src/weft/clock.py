@@ -12,19 +12,19 @@ class Clock(Protocol):
 
     @property
     def now(self) -> Callable[[], float]:
-        """Reads it, in seconds from some point in the past."""
+        """A function that reads it, in seconds from some point in the past."""
 
     def watch(self, under_way: Callable[[], int]) -> None:
-        """Take the member's count of what it has under way: a test's clock skips dead time only."""
+        """Register the member's count of work in progress: a test's clock skips idle time only."""
 
 
 class RealClock:
-    """The machine's. `now` is the C function itself: it is read on the hot path."""
+    """The machine's clock. `now` is the C function itself: it is called on the hot path."""
 
     now = staticmethod(time.monotonic)
 
     def watch(self, under_way: Callable[[], int]) -> None:
-        """Nothing: it goes its own way."""
+        """A no-op: real time needs no count."""
 
 
 REAL_CLOCK = RealClock()

@@ -1,8 +1,8 @@
-"""Decode a record's key and value into what the handler receives.
+"""Decode a record's key and value for the handler.
 
-Decoding ends in one of three ways. A value. A permanent failure, which ends the record as `Reject`
-does: `Undecodable`. Or a transient one, a failed attempt like a handler's: `RetryAfter` and
-`OSError`, so that a schema registry that is away empties no topic.
+Decoding ends in one of three ways: a value; a permanent failure, which ends the record like
+`Reject` (`Undecodable`); or a temporary one, a failed attempt like a handler's (`RetryAfter` and
+`OSError`), so that an unavailable schema registry empties no topic.
 
 `"str"`, `"json"`, models and plain callables of bytes only compute: they run where the handler is
 called. A function with `@weft.decoder`, and `weft.Schema`, may wait: for an `async def` handler a
@@ -26,14 +26,14 @@ from weft.errors import ConfigError, RetryAfter
 from weft.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
-    import asyncio  # imported where it is used: declaring an app loads no loop
+    import asyncio  # imported on use: declaring an app loads no loop
 
-QUOTED_CHARS = 12  # so much of a value in a message is no accident
-#: out of a decoder these are failed attempts; whatever else it raises is final
+QUOTED_CHARS = 12  # a common part of value and message of this length is no coincidence
+#: exceptions of a decoder that are failed attempts; all others are final
 TRANSIENT = (RetryAfter, OSError)
 NAMES = ("bytes", "str", "json")
 _MARK = "__weft_decoder__"
-#: of an object that takes bytes, weft.Schema: whether it may wait for something with these
+#: method of an object that takes bytes, such as weft.Schema: whether it may block on them
 _WAITS = "__weft_waits__"
 
 D = TypeVar("D", bound=Callable[..., Any])
@@ -46,8 +46,8 @@ class Undecodable(Exception):
 def decoder(function: D) -> D:
     """Mark a function `(record) -> value`, plain or `async def`, for use as `value=` or `key=`.
 
-    It gets the record as Kafka has it, with topic and headers; a null key or value never comes to
-    it. `RetryAfter` and `OSError` are failed attempts; whatever else it raises ends the record.
+    It gets the record as fetched, with topic and headers, but never one with a null key or value.
+    `RetryAfter` and `OSError` are failed attempts; any other exception ends the record.
     """
     where = f"@weft.decoder on {getattr(function, '__name__', repr(function)[:80])}"
     if not callable(function) or inspect.isclass(function):  # type: ignore[redundant-expr]  # what users pass
@@ -75,7 +75,7 @@ def is_async(function: Any) -> bool:
 
 
 def check_kind(where: str, name: str, kind: Any) -> None:
-    """ConfigError unless `key=` or `value=` (`name`) can be this."""
+    """ConfigError if this is not valid as `key=` or `value=` (`name`)."""
     if isinstance(kind, str):
         if kind not in NAMES:
             choices = ", ".join(f'"{choice}"' for choice in NAMES)
@@ -101,26 +101,26 @@ def check_kind(where: str, name: str, kind: Any) -> None:
 
 
 def decoding_of(key: Any, value: Any) -> Decoding | None:
-    """What these options make of a record; None where both are bytes as they are."""
+    """The decoding for these options; None if both stay bytes."""
     parts = [_part(name, kind) for name, kind in (("key", key), ("value", value))]
     return decoding_with([part for part in parts if part is not None])
 
 
 def decoding_with(parts: Sequence[Part]) -> Decoding | None:
-    """The same of parts that are made already; None where there is none."""
+    """The same for existing parts; None if there are none."""
     return Decoding(parts) if parts else None
 
 
 class Part(NamedTuple):
-    """How one field of a record is decoded."""
+    """The decoding of one field of a record."""
 
     #: "key" or "value"
     name: str
-    #: of what the field holds; of the record where it is a decoder
+    #: takes the field's bytes; a decoder takes the record
     function: Callable[[Any], Any]
     is_decoder: bool = False
     is_async: bool = False
-    #: of what the field holds: whether it may wait for something, which is not for a loop
+    #: takes the field's bytes: whether it may block, which a loop must not
     waits: Callable[[Any], bool] | None = None
 
 
@@ -140,7 +140,7 @@ def _is_marked(kind: Any) -> bool:
 
 
 def _codec(kind: Any) -> Callable[[bytes], Any] | None:
-    """The function of bytes behind one option; None for bytes as they are."""
+    """The function of bytes for one option; None if they stay bytes."""
     match kind:
         case "bytes":
             return None
@@ -153,7 +153,7 @@ def _codec(kind: Any) -> Callable[[bytes], Any] | None:
         return validate  # type: ignore[no-any-return] # checked when decorated
     if not isinstance(kind, type):
         return kind  # type: ignore[no-any-return] # checked when decorated
-    if hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic's
+    if hasattr(kind, "__pydantic_validator__"):  # a pydantic dataclass
         return importlib.import_module("pydantic").TypeAdapter(kind).validate_json  # type: ignore[no-any-return] # pydantic's
     if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"):
         try:
@@ -170,7 +170,7 @@ def _codec(kind: Any) -> Callable[[bytes], Any] | None:
 
 
 def _drop_caches(kind: Any, seen: set[Any]) -> None:
-    """Msgspec notes what it knows of a dataclass on the class: with that no class can travel."""
+    """Remove msgspec's cache from a dataclass: it would prevent shipping the class."""
     for part in get_args(kind):
         _drop_caches(part, seen)
     if not isinstance(kind, type) or kind in seen:
@@ -185,16 +185,16 @@ def _drop_caches(kind: Any, seen: set[Any]) -> None:
 
 
 class Decoding:
-    """What the options `key=` and `value=` of one handler make of its records."""
+    """The decoding of one handler's records by `key=` and `value=`."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
-        #: some of it is to be awaited
+        #: part of it must be awaited
         self.is_async = any(part.is_async for part in parts)
-        #: some of it may wait: not for the handlers' loop
+        #: part of it may block: not for the handlers' loop
         self.waits = any(part.waits is not None for part in parts)
         alone = len(self._parts) == 1 and not self.waits and self._parts[0].name == "value"
-        #: a record decoded on this thread; for what is not async
+        #: decodes a record on this thread; for parts that are not async
         self.here: Callable[[Record], Record] = (
             _of_value(self._parts[0].function) if alone else self._here
         )
@@ -211,7 +211,7 @@ class Decoding:
         return record._replace(**found)
 
     async def awaited(self, record: Record) -> Record:
-        """The same on a loop, which nothing of it holds up."""
+        """The same on a loop, without blocking it."""
         found: dict[str, Any] = {}
         for name, function, is_decoder, asynchronous, waits in self._parts:
             held = getattr(record, name)
@@ -230,7 +230,7 @@ class Decoding:
         return record._replace(**found)
 
     def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """An async handler whose call begins with decoding."""
+        """An async handler whose call starts with decoding."""
 
         @wraps(handler)
         async def called(record: Record) -> Any:
@@ -239,7 +239,7 @@ class Decoding:
         return called
 
     def on_threads(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Record], Record]:
-        """For a thread that may wait: what is async is awaited on this loop."""
+        """For a thread that may block: async parts are awaited on this loop."""
         if not self.is_async:
             return self.here
         assert loop is not None, "an async decoder needs the loop that was opened for it"
@@ -252,7 +252,7 @@ class Decoding:
         return waited
 
     async def all_awaited(self, records: Sequence[Record]) -> Decoded:
-        """As `all_decoded`, together."""
+        """Like `all_decoded`, concurrently."""
         import asyncio
 
         made = await asyncio.gather(*map(self.awaited, records), return_exceptions=True)
@@ -260,12 +260,12 @@ class Decoding:
         return good, {i: one for i, one in enumerate(made) if isinstance(one, BaseException)}
 
 
-#: a batch's records decoded, and by place what was raised for those that cannot be
+#: a batch's decoded records, and by index the exceptions of those that failed
 Decoded = tuple[list[Record], dict[int, BaseException]]
 
 
 def all_decoded(records: Sequence[Record], decode: Callable[[Record], Record] | None) -> Decoded:
-    """A batch's records decoded; and by place what was raised for those that cannot be."""
+    """Decode a batch's records; returns them, and by index the exceptions of those that failed."""
     if decode is None:
         return list(records), {}
     good: list[Record] = []
@@ -273,27 +273,27 @@ def all_decoded(records: Sequence[Record], decode: Callable[[Record], Record] | 
     for index, record in enumerate(records):
         try:
             good.append(decode(record))
-        except BaseException as error:  # a decoder of the user's may do anything
+        except BaseException as error:  # a user's decoder may raise anything
             bad[index] = error
     return good, bad
 
 
 def _of_value(function: Callable[[Any], Any]) -> Callable[[Record], Record]:
-    """Most decode the value alone, with no more than bytes: this is the hot path."""
+    """A decoder of the value only, from bytes: the common case, on the hot path."""
 
     def decoded(record: Record) -> Record:
         if record.value is None:
             return record
         try:
             return record._replace(value=function(record.value))
-        except BaseException as error:  # a decoder that calls sys.exit ends its record, no thread
+        except BaseException as error:  # also sys.exit(): it ends the record, not the thread
             raise judged(error, "value", record.value) from None
 
     return decoded
 
 
 async def _in_a_thread(function: Callable[[Any], Any], given: Any) -> Any:
-    """A plain decoder in the loop's pool, in the context of the call."""
+    """Call a plain decoder in the loop's pool, in the context of the call."""
     import asyncio
 
     loop, context = asyncio.get_running_loop(), copy_context()
@@ -301,9 +301,9 @@ async def _in_a_thread(function: Callable[[Any], Any], given: Any) -> Any:
 
 
 def judged(error: BaseException, name: str, held: Any) -> BaseException:
-    """What to raise for an error out of a decoder: itself where it passes, or Undecodable.
+    """The exception for a decoder's error: itself if it is temporary, otherwise Undecodable.
 
-    Undecodable comes without the cause: its traceback would end with what was just taken out.
+    Undecodable has no cause: its traceback would end with the value that was just removed.
     """
     from asyncio import CancelledError
 

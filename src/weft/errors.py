@@ -5,9 +5,9 @@ WeftError
 ├── FatalError           the run ended: a fatal Kafka error, or fenced by another member (exit 1)
 ├── OutOfOrder           a batch acknowledged a record before an earlier one of its lane
 ├── NotStarted           the app is not running: call run(), start() or serve() first
-├── RemoteError          stands for an error of which only the text came here; never raised
-└── HandlerSignal        raised by a handler to steer what happens to its record
-    ├── Reject           final at once: the record takes the way of `on_exhausted`
+├── RemoteError          replaces an error of which only the text is available; never raised
+└── HandlerSignal        raised by a handler to decide what happens to its record
+    ├── Reject           final: no retry, `on_exhausted` decides
     └── RetryAfter       a failed attempt whose retry comes after the given delay
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 
 class WeftError(Exception):
-    """Base of every error of Weft; never raised itself."""
+    """Base of all errors of Weft; never raised itself."""
 
 
 class ConfigError(WeftError):
@@ -35,7 +35,7 @@ class NotStarted(WeftError):
 
 
 class RemoteError(WeftError):
-    """What `App(on_error=...)` gets in place of an exception that was raised in a worker process.
+    """Passed to `App(on_error=...)` instead of an exception that was raised in a worker process.
 
     `type`, `message` and `traceback` are plain strings, as in `weft.ErrorInfo`.
     """
@@ -46,7 +46,7 @@ class RemoteError(WeftError):
 
 
 class HandlerSignal(WeftError):
-    """Base of what a handler raises to steer the fate of its own record."""
+    """Base of exceptions with which a handler decides about its own record."""
 
 
 class Reject(HandlerSignal):

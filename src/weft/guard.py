@@ -1,6 +1,6 @@
 """Threads that report uncaught exceptions to the run.
 
-Python only prints it. A run whose helper has died so would wait for ever for what it should do.
+Python only prints them. A run would otherwise wait forever for the dead thread's work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def thread(
 ) -> threading.Thread:
     """A daemon thread, not started yet, whose death is reported.
 
-    Daemons: what hangs for ever must not keep the process alive.
+    A daemon, so that a thread that hangs does not keep the process alive.
     """
 
     def guarded() -> None:
@@ -40,9 +40,9 @@ def thread(
 
 
 class Turns:
-    """The turns of a loop that only shows things: one that fails is logged, the next one runs.
+    """The rounds of a loop that only displays things: a failing one is logged, the next one runs.
 
-    Each kind of error is logged once. What a run cannot do without has no such guard: it must end.
+    Each kind of error is logged once. Loops that a run needs have no such guard: the run must end.
     """
 
     _KINDS_MAX = 20

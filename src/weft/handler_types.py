@@ -1,6 +1,6 @@
 """Types of `@app.consume` for type checkers, which then mark wrong handlers.
 
-What a handler is called with and may return follows from `batch=`, `ledger=` and `output=`; each
+A handler's arguments and allowed results depend on `batch=`, `ledger=` and `output=`; each
 combination is an overload of `Consume` with one of the variables below.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Topics = str | Sequence[str]
 ExecutorName = Literal["auto", "async", "threads", "processes"]
-#: of a callable that takes bytes, or the record where it is a `@weft.decoder`
+#: a callable that takes bytes, or the record if it is a `@weft.decoder`
 Value = Literal["bytes", "str", "json"] | type[Any] | Callable[[Any], Any]
 
 
@@ -39,14 +39,14 @@ CalledForNothing = None | Awaitable[None]
 F = TypeVar("F", bound=Callable[[Record[Any]], Called])
 FV = TypeVar("FV", bound=Callable[[Record[Any]], CalledForValues])
 FL = TypeVar("FL", bound=Callable[[Record[Any], Any], CalledForNothing])
-#: the same of batches
+#: the same for batches
 B = TypeVar("B", bound="Callable[[RecordBatch[Any]], Called]")
 BV = TypeVar("BV", bound="Callable[[RecordBatch[Any]], CalledForValues]")
 BL = TypeVar("BL", bound="Callable[[RecordBatch[Any], Any], CalledForNothing]")
 
 
 class RunOptions(TypedDict, total=False):
-    """What `run()`, `start()` and `main()` take; see docs/options.md."""
+    """The arguments of `run()`, `start()` and `main()`; see docs/options.md."""
 
     engine: Literal["local", "spark"]
     until: Literal["drained"] | None
@@ -58,7 +58,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """The options that decide nothing about the handler's signature; see docs/options.md."""
+    """The options without influence on the handler's signature; see docs/options.md."""
 
     ordering: Ordering
     concurrency: int
@@ -131,5 +131,5 @@ class Consume(Protocol):
 
 
 def as_consume(method: Callable[..., Any]) -> Consume:
-    """The method itself; only its type is another."""
+    """The method itself, with another type."""
     return cast("Consume", method)

@@ -10,7 +10,7 @@ _FLOAT_MAX = sys.float_info.max
 
 # The checks take `object`: at run time a user's value may be of any type, whatever its annotation.
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number; True and False are none."""
+    """Whether it is a finite number; True and False are not."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -_FLOAT_MAX <= value <= _FLOAT_MAX  # math.isfinite raises for an int too large for it
@@ -32,7 +32,7 @@ def is_between(value: object, least: float, most: float) -> TypeGuard[float]:
 
 
 def is_whole(value: object, least: int, most: int | None = None) -> TypeGuard[int]:
-    """Whether it is a whole number from `least` to `most`; 1.0, True and False are none."""
+    """Whether it is a whole number from `least` to `most`; 1.0, True and False are not."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return value >= least and (most is None or value <= most)

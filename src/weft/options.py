@@ -40,11 +40,11 @@ DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
 
 
 class _Default(int):
-    """A number that stands for "not given"."""
+    """A number that means "not given"."""
 
 
 CONCURRENCY = _Default(100)
-#: stand for "not given": at_most_once has other defaults
+#: mean "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
 EXPORT = 'Park(export="{topic}.dlq")'
@@ -78,12 +78,12 @@ class HandlerOptions:
 
     @property
     def name(self) -> str:
-        """The function's name: what logs, snapshots and errors call the handler."""
+        """The function's name, used in logs, snapshots and errors."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     @property
     def kind(self) -> str:
-        """Which executor calls it: "async", "threads" or "processes"."""
+        """The executor that calls it: "async", "threads" or "processes"."""
         if self.executor != "auto":
             return self.executor
         return "async" if is_async(self.function) else "threads"
@@ -95,23 +95,23 @@ class HandlerOptions:
 
 
 def check_names(function: str, given: Iterable[str], options: Any) -> None:
-    """TypeError, as Python raises it, for an argument that is none of these options."""
+    """TypeError, like Python's, for an argument that is none of these options."""
     for name in given:
         if name not in options.__annotations__:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def default_concurrency(executor: object) -> int:
-    """Calls at once where the user gives no number: of worker processes, one for each core."""
+    """The default of concurrent calls; for worker processes one per core."""
     if executor != "processes":
         return int(CONCURRENCY)
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    allowed = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = os.cpu_count() or 1 if allowed is None else len(allowed(0))
     return min(cores, PROCESSES_MAX)
 
 
 def checked(options: HandlerOptions) -> HandlerOptions:
-    """The same options, or a ConfigError that names what is wrong and what to write instead."""
+    """The same options, or a ConfigError that names the wrong one and the fix."""
     where = f"@app.consume on {options.name}"
     if options.concurrency is CONCURRENCY:
         options = replace(options, concurrency=default_concurrency(options.executor))
@@ -239,7 +239,7 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
     policy: Any = options.on_exhausted
     if not isinstance(policy, GivenUp):
-        # A function as `on_exhausted`: what can be known of it before the first record fails
+        # A function as `on_exhausted`: the checks that are possible before a record fails
         if not callable(policy) or isinstance(policy, type):
             raise ConfigError(
                 f"{where}: on_exhausted={policy!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
@@ -269,7 +269,7 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
 
 
 def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
-    """The table of design.md 3.2: what goes together, with the defaults of each delivery."""
+    """Check the table of design.md 3.2 of valid combinations; sets the delivery's defaults."""
     if options.commit.each and options.delivery != "at_least_once":
         raise ConfigError(
             f'{where}: Commit(each=True) requires delivery="at_least_once": '
@@ -348,7 +348,7 @@ def _check_budget(where: str, options: HandlerOptions) -> None:
 
 
 def check_budgets(handlers: Sequence[HandlerOptions]) -> None:
-    """ConfigError where two handlers name one budget and give it different numbers."""
+    """ConfigError if two handlers name one budget with different numbers."""
     first: dict[str, HandlerOptions] = {}
     for handler in handlers:
         if handler.budget is None:

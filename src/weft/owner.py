@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 
-#: the rights that let others change what stands in a file or folder
+#: the permissions that let other users change a file or folder
 WRITE = 0o022
 #: every right of others
 ANY = 0o077
 
 
 def complaint(found: os.stat_result, others: int = WRITE) -> str | None:
-    """Why it is not this user's own, as words after its path; None where it is.
+    """The reason why it is not private to this user, to follow its path; None if it is.
 
     `others` are the permissions that no other user may have.
     """

@@ -12,7 +12,7 @@ from weft.numeric import is_between, is_positive, is_seconds, is_whole
 from weft.types import Record
 
 PARKED_S_MAX = 365 * 86_400
-#: of the reach of the offset map: where the pressure valve of `Park(export=)` opens
+#: share of the offset map's reach at which the pressure valve of `Park(export=)` opens
 AT_MAP = 0.7
 BUDGET_NAME_CHARS_MAX = 100
 BUDGET_PER_S_MAX = 1e9
@@ -49,13 +49,13 @@ def _is_name(value: object) -> bool:
 class Retry:
     """How often and how soon a failing record is tried again.
 
-    `attempts`: calls in all, the first included; None retries for ever.
+    `attempts`: calls in total, with the first one; None: no limit.
     `delay_s`: before the second attempt; each further one is `multiplier` times longer, up to
     `delay_max_s`. Or a callable `(attempt, error) -> seconds`.
     `jitter`: the share by which a delay is spread, 0 to 1.
-    `final`: exception types that end the record at once.
-    `remember`: how often a record was tried, and when it is next, is part of the commit and
-    survives restarts and rebalances, as far as there is room.
+    `final`: exception types that end the record without a retry.
+    `remember`: the number of attempts and the time of the next one are part of the commit and
+    survive restarts and rebalances, as far as there is room.
     """
 
     attempts: int | None = 5
@@ -91,14 +91,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait while what the handler calls is away: attempts that fail with `on` cost nothing.
+    """Wait while the service that the handler calls is away: failures with `on` cost no attempt.
 
     All records of the handler wait; one at a time probes, and at the first success all continue.
 
-    `on`: exception types that mean so; one type or a tuple.
+    `on`: exception types of an outage; one type or a tuple.
     `probe_s`: seconds between two probes.
     `by`: a quick function that gets the record as it was fetched, key and value as bytes, and
-    returns what is away for it, such as a tenant or a host: only records of that value wait.
+    returns the unavailable part, such as a tenant or a host: only records of that value wait.
     `max_s`: after so many seconds the retry policy takes over.
     """
 
@@ -129,13 +129,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Brake:
-    """Hold the handler when so many of its records use up their attempts.
+    """Hold the handler when too many of its records use up their attempts.
 
     So a bad release does not empty the topic into the dead-letter topic. One record at a time
     probes; all continue at the first success, or by `weft resume --handler`.
 
     `share`: of the records that ended in the last `over_s` seconds, above 0 to 1.
-    `at_least`: so many must have ended in that time.
+    `at_least`: the least number of records that must have ended in that time.
     `probe_s`: seconds between two probes.
     """
 
@@ -155,14 +155,14 @@ class Brake:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What several handlers may use together of a service that limits its callers.
+    """A limit that several handlers share for a service that limits its callers.
 
     `per_s`: calls that start per second, or their cost; None: no limit.
     `in_flight`: calls that run at the same time; None: no limit.
     `by`: a quick function that gets the record as it was fetched, key and value as bytes, and
-    returns for whom it is, such as a tenant (str or bytes): values have equal shares.
-    `cost`: the same; returns what its call will use of `per_s`, from 0 on. `record.charge(n)` in
-    the handler settles what it really was.
+    returns its owner, such as a tenant (str or bytes): all values have equal shares.
+    `cost`: a function like `by`; returns how much of `per_s` its call will use, from 0 on.
+    `record.charge(n)` in the handler settles the actual cost.
     """
 
     name: str
@@ -203,11 +203,11 @@ class Park:
     """Keep the exhausted record not-done and its lane waiting, at no cost in workers.
 
     It stays parked also after a restart (with `Retry(remember=True)`).
-    `release_after_s`: after so many seconds its attempts start over; None: when it is released.
-    `export`: a topic ("{topic}.dlq" is allowed), and with it the pressure valve: parked lanes are
+    `release_after_s`: after so many seconds its attempts start over; None: only by a command.
+    `export`: a topic ("{topic}.dlq" is allowed), which enables the pressure valve: parked lanes are
     dead-lettered there, whole and in order, the oldest first,
-    `at_map`: as long as so much of the reach of the offset map is taken, above 0 to 1 (None:
-    however full it is), and `after_s`: when their first record has been parked for so many seconds.
+    `at_map`: while so much of the reach of the offset map is taken, above 0 to 1 (None: at any
+    level), and `after_s`: when their first record has been parked for so many seconds.
     """
 
     release_after_s: float | None = None
@@ -254,7 +254,7 @@ class Park:
             )
 
     def topic_for(self, source: str) -> str:
-        """Where parked records that came from `source` are exported to; empty: nowhere."""
+        """The export topic of parked records from `source`; empty: none."""
         return (self.export or "").replace("{topic}", source)
 
 
@@ -262,11 +262,11 @@ class Park:
 class DeadLetter:
     """Send the exhausted record to `topic` ("{topic}.dlq" is allowed), then continue.
 
-    `on_missing`: "error" refuses to start when the topic does not exist; "create" makes it, with
+    `on_missing`: "error" refuses to start if the topic does not exist; "create" creates it, with
     `partitions` partitions (None: as many as the source).
     `copy_value=False`: the letter has no value. `transform`: a quick function that gets the record,
-    its value as bytes, and returns it with the value and headers that the letter may show; what
-    raises leaves out both. Either way `weft dlq replay` takes the record from its source.
+    its value as bytes, and returns it with the value and headers that the letter may contain; if it
+    raises, both are omitted. In either case `weft dlq replay` reads the record from its source.
     """
 
     topic: str
@@ -302,7 +302,7 @@ class DeadLetter:
             )
 
     def topic_for(self, source: str) -> str:
-        """The dead-letter topic of records that came from `source`."""
+        """The dead-letter topic of records from `source`."""
         return self.topic.replace("{topic}", source)
 
 
@@ -317,7 +317,7 @@ class Stop:
 
 
 GivenUp = Park | DeadLetter | Skip | Stop
-#: `(record, error)` -> what becomes of this record; a `Retry`: it is tried again by that policy
+#: `(record, error)` -> the outcome of this record; a `Retry`: retry it by that policy
 Decide = Callable[[Record[Any], BaseException], GivenUp | Retry]
 OnExhausted = GivenUp | Decide
 #: a record for which such a function returns `Retry` more often is parked
@@ -351,9 +351,9 @@ BATCH_RECORDS_MAX = 100_000
 class Batch:
     """Gather records into one call: at `max_records`, or `linger_s` after the first was ready.
 
-    `ack="all"`: returning is done for all, raising a failed attempt for all, tried again in halves.
+    `ack="all"`: returning finishes all, raising is a failed attempt for all, retried in halves.
     `ack="explicit"`: the handler calls `batch.ack(record)` and `batch.nack(record)` itself.
-    `by="partition"` or `"key"`: all records of a batch are of one.
+    `by="partition"` or `"key"`: all records of a batch are of one partition or key.
     """
 
     max_records: int = 100

@@ -13,7 +13,7 @@ class Routes:
     """Topics and patterns of all handlers of one app."""
 
     def __init__(self, handlers: Sequence[HandlerOptions]) -> None:
-        """Raises ConfigError when two handlers name the same topic."""
+        """Raises ConfigError if two handlers name the same topic."""
         self._handlers = handlers
         self._literal: dict[str, int] = {}
         self._patterns: list[tuple[re.Pattern[str], int]] = []
@@ -32,12 +32,12 @@ class Routes:
 
     @property
     def topics(self) -> list[str]:
-        """What to subscribe to."""
+        """The topics and patterns to subscribe to."""
         return [*self._literal, *(pattern.pattern for pattern, _ in self._patterns)]
 
     @property
     def literal(self) -> list[str]:
-        """The topics that are named."""
+        """The literal topics."""
         return list(self._literal)
 
     @property
@@ -46,11 +46,11 @@ class Routes:
         return [pattern.pattern for pattern, _ in self._patterns]
 
     def options_of(self, topic: str) -> HandlerOptions:
-        """What the handler was declared with; raises ConfigError as `handler_of`."""
+        """The options of the topic's handler; raises ConfigError as `handler_of`."""
         return self._handlers[self.handler_of(topic)]
 
     def handler_of(self, topic: str) -> int:
-        """Index of the handler; raises ConfigError for a topic that two patterns want."""
+        """Index of the handler; raises ConfigError for a topic that two patterns match."""
         literal = self._literal.get(topic)
         if literal is not None:
             return literal

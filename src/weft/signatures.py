@@ -1,8 +1,7 @@
-"""Check a handler's annotations against the way it will be called.
+"""Check a handler's annotations against its calls.
 
-An annotation is a promise of its author's. One that cannot be true would fail on every record, in
-production; here it fails where the function is decorated. What cannot be resolved, or declares
-nothing, passes.
+A wrong annotation would make every record fail in production; here it fails at decoration.
+Annotations that cannot be resolved, or are missing, pass.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from weft.errors import ConfigError
 from weft.types import Produce, Record
 
-#: what a handler may return: nothing; outputs; or values for `output=`, too
+#: allowed results of a handler: nothing; outputs; or values for `output=`, too
 Returns = Literal["nothing", "outputs", "values"]
 
 _PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, dict, set, frozenset, abc.Mapping)
@@ -26,7 +25,7 @@ _MANY = (list, tuple, abc.Iterable)
 
 
 def check_call(what: str, name: str, function: Callable[..., Any], wanted: tuple[str, ...]) -> None:
-    """ConfigError where a callback cannot be called with so many arguments.
+    """ConfigError if a callback cannot be called with so many arguments.
 
     `name`: of the function in the example.
     """
@@ -48,10 +47,10 @@ def check_signature(
     returns: Returns,
     value: Any = None,
 ) -> None:
-    """ConfigError where the parameters or their annotations do not fit `wanted`, or the return.
+    """ConfigError if the parameters or their annotations do not fit `wanted`, or the return type.
 
-    `wanted`: what it is called with: "record" or "batch", and "tx" with a ledger. `value`: the
-    option of that name.
+    `wanted`: its arguments: "record" or "batch", and "tx" with a ledger. `value`: the option of
+    that name.
     """
     try:
         signature = inspect.signature(function)
@@ -94,14 +93,14 @@ def check_signature(
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """The annotations, resolved; empty where they are not available."""
+    """The annotations, resolved; empty if they are not available."""
     if isinstance(function, functools.partial):
         return {}
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", function)  # noqa: B004  # the method is looked at
     try:
         return typing.get_type_hints(function)
-    except Exception:  # names that only a type checker imports, and whatever else stands there
+    except Exception:  # names that only a type checker imports, or anything else
         return {}
 
 
@@ -130,7 +129,7 @@ def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
 
 
 def _check_values(where: str, hint: Any, value: Any) -> None:
-    """`Record[M]` with a `value=` that gives something else; a union or a protocol may be it."""
+    """`Record[M]` with a `value=` of another type; a union or a protocol may match."""
     declared = typing.get_args(hint)[0] if typing.get_origin(hint) is Record else Any
     kinds = _members(declared)
     if not isinstance(value, type) or not all(map(_is_class, kinds)):
@@ -160,7 +159,7 @@ def _takes_batch(hint: Any) -> bool:
 
 
 def _is_class(hint: Any) -> bool:
-    """A class with fixed instances; Any, type variables and protocols may be anything."""
+    """Whether it is a class with fixed instances; Any, type variables and protocols are not."""
     plain = typing.get_origin(hint) or hint
     return (
         isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
@@ -168,7 +167,7 @@ def _is_class(hint: Any) -> bool:
 
 
 def _is_value(hint: Any) -> bool:
-    """Whether this is surely a plain value, or several of them."""
+    """Whether this is certainly a plain value, or several of them."""
     if not _is_class(hint):
         return False
     plain = typing.get_origin(hint) or hint

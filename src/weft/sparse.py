@@ -1,4 +1,4 @@
-"""The limit on log lines: of each kind one passes per interval, the others are counted."""
+"""The limit on log lines: one of each kind passes per interval, the others are counted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Sparse:
         self, every_s: float = ALIKE_EVERY_S, clock: Callable[[], float] | None = None
     ) -> None:
         self._every_s, self._clock = every_s, clock
-        #: kind of line -> when one passed last, and how many were left out since
+        #: kind of line -> when one last passed, and how many were omitted since
         self._alike: dict[Hashable, tuple[float, int]] = {}
 
     def left_out(self, kind: Hashable = None) -> int | None:
-        """How many like this were left out before it; None when it is to be left out, too."""
+        """How many of this kind were omitted before; None if this one must be omitted, too."""
         now = time.monotonic() if self._clock is None else self._clock()
         at, count = self._alike.get(kind, (float("-inf"), 0))
         if now - at < self._every_s:

@@ -22,14 +22,14 @@ Headers = tuple[tuple[str, bytes | None], ...]
 TopicPartition = tuple[str, int]
 Ordering = Literal["key", "partition", "unordered"]
 StopMode = Literal["in_flight", "buffered", "now"]
-#: what becomes of a committed offset that the log no longer holds
+#: the policy for a committed offset that the log no longer holds
 OnLost = Literal["stop", "earliest", "latest"]
 DeliveryName = Literal["at_least_once", "at_most_once", "exactly_once"]
 OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "superseded"]
 
 
 class ErrorInfo(NamedTuple):
-    """An exception as plain strings, so that it can cross processes and outlive its objects."""
+    """An exception as plain strings, which can cross processes and outlive its objects."""
 
     type: str
     message: str
@@ -37,12 +37,12 @@ class ErrorInfo(NamedTuple):
 
     @property
     def line(self) -> str:
-        """`type: message`, or the type alone where there is no message."""
+        """`type: message`, or only the type if there is no message."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
 class Raised(ErrorInfo):
-    """The same with the exception itself, which no one may keep: it holds its frames."""
+    """The same with the exception itself, which must not be stored: it keeps its frames alive."""
 
     raised: BaseException | None = None
 
@@ -50,13 +50,13 @@ class Raised(ErrorInfo):
 class Record(NamedTuple, Generic[T]):
     """One Kafka message, as the handler sees it; `Record[Position]` declares the type of its value.
 
-    `value` is what the app's `value=` option made of the bytes; a tombstone stays None.
+    `value` is decoded by the app's `value=` option; a tombstone stays None.
     `attempt` counts the calls for this record since this member got it; the first is 1.
-    `last_error` is what the attempt before this one ended with.
+    `last_error` is the error of the previous attempt.
     """
 
-    # A tuple, not a dataclass: it is made once for every record of the hot path, and
-    # tuple.__new__ takes a third of the time of a frozen, slotted __init__.
+    # A tuple, not a dataclass: it is created once per record on the hot path, and tuple.__new__
+    # takes a third of the time of a frozen, slotted __init__.
     topic: str
     partition: int
     offset: int
@@ -69,22 +69,22 @@ class Record(NamedTuple, Generic[T]):
     prefetched: Any = None
 
     def charge(self, cost: float) -> None:
-        """Report what this call costs its handler's budget in all; its last report counts.
+        """Report the total cost of this call for its handler's budget; the last report counts.
 
-        `cost`: as `Budget.cost` counts, 0 or more. Raises ConfigError for any other, and outside a
-        call of a handler with `budget=`.
+        `cost`: 0 or more, in the units of `Budget.cost`. Raises ConfigError for other values, and
+        outside a call of a handler with `budget=`.
         """
         charge(self, cost)
 
     def __repr__(self) -> str:
-        # Contents are the user's data and do not belong in logs: only where and how big.
+        # Contents are the user's data and do not belong in logs: only place and size.
         size = len(self.value) if isinstance(self.value, bytes | str) else type(self.value).__name__
         where = f"{self.topic}[{self.partition}]@{self.offset}"
         return f"<Record {where} attempt={self.attempt} value={size}>"
 
 
 class Redone(Record[Any]):
-    """One that is done, and that `weft redo` has handled again; a ledger asks."""
+    """A finished record that `weft redo` handles again; the ledger checks for it."""
 
     __slots__ = ()
 
@@ -92,13 +92,13 @@ class Redone(Record[Any]):
 def content_bytes(
     key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
 ) -> int:
-    """What a record counts in the budget of the buffers."""
+    """The bytes of a record that count in the budget of the buffers."""
     pairs = sum(len(name) + len(content or b"") for name, content in headers)
     return len(key or b"") + len(value or b"") + pairs
 
 
 class _SameKey:
-    """Marks `key=` left out: the output takes the key of the record it came from."""
+    """Marks an omitted `key=`: the output gets the key of its record."""
 
     def __repr__(self) -> str:
         return "<the record's key>"
@@ -114,7 +114,7 @@ SAME_KEY: Final = _SameKey()
 class Produce:
     """One output of a handler.
 
-    `topic=None` is the handler's `output`; `key` left out is the record's own key, `key=None`
+    `topic=None` is the handler's `output`; without `key` it is the record's own key, `key=None` is
     a null key. `value` is bytes, str (UTF-8), None (a tombstone) or what JSON can hold.
     """
 
@@ -137,9 +137,9 @@ class Sent(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of one record. Times are UNIX seconds; `returned` is the handler's value.
+    """The outcome of one record. Times are UNIX seconds; `returned` is the handler's value.
 
-    The record is as the handler saw it, its value decoded; what cannot be decoded stays bytes.
+    The record is as the handler saw it, its value decoded; an undecodable one stays bytes.
     """
 
     record: Record
@@ -182,5 +182,5 @@ class RunReport:
 
     @property
     def ok(self) -> bool:
-        """True when the run ended as asked: exit code 0."""
+        """True if the run ended as requested: exit code 0."""
         return self.exit_code == 0

@@ -1,8 +1,8 @@
-"""`--where 'error.type == "Timeout" and header.tenant == "acme"'`: which records are meant.
+"""`--where 'error.type == "Timeout" and header.tenant == "acme"'`: conditions that select records.
 
-A grammar of its own, and a small one: nothing of it is ever run as Python, and no condition can
-hold up who evaluates it. Pure: `parse` makes a Condition of a text, `Condition.matches` asks a
-function for the fields of one record.
+A small separate grammar: nothing of it is executed as Python, and no condition can take long to
+evaluate. Pure: `parse` makes a Condition of a text, `Condition.matches` calls a function for the
+fields of one record.
 
     or:     and ("or" and)*
     and:    not ("and" not)*
@@ -25,20 +25,20 @@ from weft.errors import ConfigError
 
 LENGTH_MAX = 2_000
 DEPTH_MAX = 20
-#: comparisons and listed values in all
+#: limit of comparisons and listed values in total
 TERMS_MAX = 200
 PATTERN_CHARS_MAX = 200
-#: so much of a text is searched by =~: with two repeats that is at most 500**3 steps
+#: characters of a text that =~ searches: with two repeats that is at most 500**3 steps
 SEARCHED_CHARS_MAX = 500
 PATTERN_REPEATS_MAX = 2
 PATTERN_OPTIONAL_MAX = 3
 
 Kind = Literal["text", "number", "time"]
 Value = str | int | float | None
-#: the fields of a record by name, `header.NAME` among them; a time is in ms since 1970
+#: the fields of a record by name, with `header.NAME`; a time is in ms since 1970
 Fields = Callable[[str], Value]
 
-#: what a record has wherever it is; a command adds and leaves out
+#: fields of a record in any place; commands add some and omit others
 FIELDS: Mapping[str, Kind] = {
     "topic": "text",
     "partition": "number",
@@ -53,7 +53,7 @@ FIELDS: Mapping[str, Kind] = {
     "attempts": "number",
 }
 HEADER = "header."
-#: of these, what the record itself has, and its headers
+#: of these, the record's own fields, and its headers
 OWN = ("time", "key")
 
 _ORDERED: Mapping[str, Callable[[float | str, float | str], bool]] = {
@@ -75,12 +75,12 @@ _TOKEN = re.compile(
 )
 _DIGITS_MAX = 20
 _OTHERS = {"=": "==", "&": "and", "|": "or", "!": "not", "~": "=~", "[": "("}
-#: one place of a pattern, and how often it may come
+#: one element of a pattern, and how often it may occur
 _PATTERN_PART = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)([*+?]|\{\d*,?\d*\})?", re.DOTALL)
 
 
 class WhereError(ConfigError):
-    """The text is no condition. One line, with `^` in front of the place that is wrong."""
+    """An invalid condition. One line, with `^` in front of the wrong place."""
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         before, after = text[max(0, position - 60) : position], text[position : position + 60]
@@ -148,24 +148,24 @@ class Condition:
     _root: _Node
 
     def matches(self, fields: Fields) -> bool:
-        """Whether a record is meant; a field that it does not have equals only null."""
+        """Whether a record is selected; a missing field equals only null."""
         return self._root.holds(fields)
 
 
 def parse(text: str, fields: Mapping[str, Kind] = FIELDS) -> Condition:
-    """The condition; WhereError points at the first place that is wrong."""
+    """Parse a condition; WhereError points at the first wrong place."""
     return Condition(text, _Parser(text, fields).whole())
 
 
 def text_of(data: bytes) -> str:
-    r"""Text, as far as it is any; other bytes as \xNN."""
+    r"""The data as text; bytes that are not UTF-8 as \xNN."""
     return data.decode(errors="backslashreplace")
 
 
 def own_field(
     name: str, key: bytes | None, time_ms: int, headers: Sequence[tuple[str, bytes | None]]
 ) -> Value:
-    """What a record has itself, wherever it is: its `time`, `key` or `header.NAME`."""
+    """A record's own fields, in any place: its `time`, `key` or `header.NAME`."""
     if name == "time":
         return time_ms if time_ms >= 0 else None
     if name == "key":
@@ -181,7 +181,7 @@ def _equal(mine: Value, value: Value) -> bool:
 
 
 def _like(mine: Value, value: Value) -> Value:
-    """The field as the kind of value it is compared with: a header's text may be a number."""
+    """The field as the type of the compared value: a header's text may be a number."""
     if isinstance(value, int | float) and isinstance(mine, str):
         return _number(mine)
     return mine
@@ -357,14 +357,14 @@ def _example(kind: Kind) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """A quote or a backslash may be escaped; other backslashes stay, as patterns need them."""
+    """Unescape quotes and backslashes; other backslashes stay, as patterns need them."""
     return re.sub(r"\\([\"'\\])", r"\1", text[1:-1]) if text[0] in "\"'" else text
 
 
 def _not_a_pattern(pattern: str) -> str:
-    """Why a pattern is refused, or "": what could take long is not in the grammar.
+    """Why a pattern is refused, or "": the grammar excludes everything that could take long.
 
-    Without groups no repeat is inside another one; the few that remain are bounded.
+    Without groups no repeat is inside another one; the remaining ones are bounded.
     """
     if len(pattern) > PATTERN_CHARS_MAX:
         return f"a pattern has at most {PATTERN_CHARS_MAX} characters"

@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 
 
 def main() -> int:
-    """Return 0 if nothing is missing, else 2 after one line that names what is."""
+    """Return 0 if nothing is missing, else 2 after one line that names the missing part."""
     try:
         find_java()
         ensure_jars()

@@ -36,12 +36,12 @@ from weft.broker.state import (
 from weft.broker.topics import wait_for_brokers
 from weft.errors import ConfigError
 
-START_TIMEOUT_S = 120.0  # a node that ended is noticed at once
+START_TIMEOUT_S = 120.0  # a node that ends is noticed immediately
 _START_TRIES = 3
 
 
 class _EndedEarlyError(BrokerError):
-    """A node ended before it answered; on ports of our own choice worth another try."""
+    """A node ended before it answered; with automatic ports another attempt may help."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Cluster:
     """The brokers of one data folder.
 
     `guarded` brokers die with this process; others outlive it. `config` holds broker settings
-    that win over Weft's defaults. Every method takes the folder's lock.
+    that override Weft's defaults. Every method takes the folder's lock.
     """
 
     folder: Path
@@ -58,9 +58,9 @@ class Cluster:
     _children: dict[int, Guarded] = field(default_factory=dict)
 
     def up(self, nodes: int | None = None, port: int | None = None) -> ClusterState:
-        """Bring the cluster up, or complete it, and return when all its nodes answer.
+        """Start the cluster, or its missing nodes, and return when all nodes answer.
 
-        Raises ConfigError for a shape that contradicts what is there, BrokerError when it does
+        Raises ConfigError if the arguments contradict an existing cluster, BrokerError if it does
         not start.
         """
         check_shape(1 if nodes is None else nodes, port)
@@ -113,11 +113,11 @@ class Cluster:
             return bool(living)
 
     def state(self) -> ClusterState | None:
-        """What the folder remembers; None when no cluster was started in it."""
+        """The stored state; None if no cluster was started in the folder."""
         return load_state(self.folder) if self.folder.exists() else None
 
     def start_node(self, node_id: int) -> None:
-        """Start a node that is down, and wait until the cluster answers with all running nodes."""
+        """Start a stopped node, and wait until the cluster answers with all running nodes."""
         with self._held():
             state = self._known()
             living = self._living(state)
@@ -125,7 +125,7 @@ class Cluster:
                 self._launch(state, only={node_id, *living})
 
     def stop_node(self, node_id: int, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop one node; nothing happens when it is down."""
+        """Stop one node; a no-op if it is stopped."""
         with self._held():
             pid = self._living(self._known()).get(node_id)
             if pid is not None:
@@ -133,12 +133,12 @@ class Cluster:
             self._reap(node_id)
 
     def pids(self) -> dict[int, int]:
-        """Node id to pid of the nodes that run now."""
+        """Node id to pid of the running nodes."""
         state = self.state()
         return self._living(state) if state else {}
 
     def properties(self, node_id: int) -> Path:
-        """Where a node's settings are; its path in a command line is how a node is recognised."""
+        """A node's settings file; its path in a command line identifies the node."""
         return self.folder.resolve() / f"node-{node_id}" / "server.properties"
 
     def _held(self) -> AbstractContextManager[None]:
@@ -155,7 +155,7 @@ class Cluster:
         return {n: pid for n, pid in pids.items() if pid and is_node(pid, self.properties(n))}
 
     def _launch(self, state: ClusterState, only: set[int] | None = None) -> ClusterState:
-        """Start the nodes that are down (`only` these), and wait until all of them answer."""
+        """Start the stopped nodes (`only` these), and wait until all of them answer."""
         wanted = [node for node in state.nodes if only is None or node.id in only]
         living = self._living(state)
         missing = [node for node in wanted if node.id not in living]
@@ -174,7 +174,7 @@ class Cluster:
                 path for path in paths if not (path.parent / "log" / "meta.properties").exists()
             ]
             for path in fresh:
-                # What a format that was killed half-way left would be refused as foreign.
+                # Leftovers of a format that was killed would be refused as foreign.
                 shutil.rmtree(path.parent / "log", ignore_errors=True)
             format_storage(java, fresh, state.cluster_id)
             for node in missing:
@@ -187,7 +187,7 @@ class Cluster:
                     child = self._children[node.id] = spawn_guarded(command, log)
                     state.pids[node.id] = child.broker.pid
                 save_state(self.folder, state)
-        # Wait for metadata from all of `wanted`; on failure stop what was just started
+        # Wait for metadata from all of `wanted`; on failure stop the nodes just started
         addresses = [node.address for node in wanted]
         mine = {node.id for node in missing}
 

@@ -13,14 +13,14 @@ from weft import owner
 from weft.errors import ConfigError
 
 _LOCK = ".lock"
-#: no link is followed: a directory in a shared place may be another user's
+#: no link is followed: a directory in a shared place may belong to another user
 _LOCK_FLAGS = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def user_folder(variable: str, fallback: str) -> Path:
     """The user's folder of one kind (XDG), such as XDG_CACHE_HOME or else `.cache` at home.
 
-    Raises ConfigError where there is no home either.
+    Raises ConfigError if there is no home folder either.
     """
     base = os.environ.get(variable)
     try:
@@ -32,7 +32,7 @@ def user_folder(variable: str, fallback: str) -> Path:
 def check_own(folder: Path, cure: str) -> None:
     """Raise ConfigError for a directory that another user owns or can write to.
 
-    Its contents choose the address that clients connect to, and are executed as Java.
+    Its contents define the address that clients connect to, and are executed as Java.
     """
     wrong = owner.complaint(folder.stat())
     if wrong:
@@ -43,8 +43,8 @@ def check_own(folder: Path, cure: str) -> None:
 def locked(folder: Path, cure: str) -> Iterator[None]:
     """Lock a directory: a second process waits. The system unlocks it when this process dies.
 
-    Raises ConfigError, ending in `cure`, when the folder cannot be made or written, or is not this
-    user's own.
+    Raises ConfigError, ending in `cure`, if the folder cannot be created or written, or does not
+    belong to this user only.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,7 +60,7 @@ def locked(folder: Path, cure: str) -> Iterator[None]:
 
 
 def clear(folder: Path) -> None:
-    """Empty a folder that is held; its lock stays, for who waits for it."""
+    """Empty a locked folder; its lock file stays, for processes that wait for it."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)

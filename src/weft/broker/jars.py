@@ -1,7 +1,7 @@
 """Kafka's jars: downloaded once into the user's cache, each checked against its SHA-256.
 
-An ordinary client downloads them: Maven, or the Ivy inside PySpark. No download address is in here:
-the client brings its own, or the company's mirror it is set to.
+An ordinary client downloads them: Maven, or the Ivy inside PySpark. This module has no download
+address: the client uses its own, or the configured company mirror.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
     """Put the jars of one Kafka release into `folder`; return the name of the client that did it.
 
-    Raises ConfigError, in one line, when there is no client or none succeeded.
+    Raises ConfigError, in one line, if there is no client or none succeeded.
     """
     clients = _clients(version, folder)
     if not clients:
@@ -56,7 +56,7 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
     failures: list[str] = []
     for name, command in clients.items():
         with _progress(f"Fetching Kafka {version} with {name}", names) as on_line:
-            # Run one client; return None, or in one line why it failed
+            # Run one client; return None, or the failure in one line
             with (
                 tempfile.TemporaryDirectory() as elsewhere,
                 subprocess.Popen(
@@ -86,7 +86,7 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
 
 
 def _clients(version: str, folder: Path) -> dict[str, list[str]]:
-    """The clients this machine has, by name, each as the command that fills `folder`."""
+    """The installed clients, by name, each with the command that fills `folder`."""
     clients: dict[str, list[str]] = {}
     maven = shutil.which("mvn")
     if maven:
@@ -117,13 +117,13 @@ def _ivy_jar() -> Path | None:
 
 
 def _end(client: subprocess.Popen[str]) -> None:
-    """Kill a client with what it has started: `mvn` is a script around a Java."""
+    """Kill a client with its child processes: `mvn` is a script around Java."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(client.pid, signal.SIGKILL)
 
 
 def _reason(lines: list[str], exit_code: int) -> str:
-    """The first line that says error; later ones are advice about switches."""
+    """The first line with an error; later ones are advice about switches."""
     for line in lines:
         if "ERROR" in line or "unresolved" in line.lower():
             return line[:300]
@@ -156,7 +156,7 @@ _CHUNK_BYTES = 2**20
 
 
 def cache_dir() -> Path:
-    """Where fetched files are kept: WEFT_CACHE, else the XDG cache directory's `weft`."""
+    """The folder for fetched files: WEFT_CACHE, else the XDG cache directory's `weft`."""
     chosen = os.environ.get("WEFT_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -171,15 +171,15 @@ def checksums() -> dict[str, str]:
 
 
 def ensure_jars() -> list[Path]:
-    """Return the paths of Kafka's jars, all verified; fetch them first if they are not there.
+    """Return the paths of Kafka's jars, all verified; fetch missing ones first.
 
-    Raises ConfigError for a wrong file, and where nothing can fetch. Several processes may call
-    it at once: one fetches, the others wait for it.
+    Raises ConfigError for a wrong file, and if nothing can fetch. Several processes may call it
+    concurrently: one fetches, the others wait for it.
     """
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
     with locked(folder, "set WEFT_CACHE to one that can"):
         if not all((folder / name).exists() for name in checksums()):
-            # Fetch beside the cache and move in only what has been verified
+            # Fetch beside the cache and move in only verified files
             for left_by_a_kill in folder.glob(".fetch-*"):
                 shutil.rmtree(left_by_a_kill, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:

@@ -1,4 +1,4 @@
-"""Find the machine's Java, and check that it is new enough for Kafka."""
+"""Find the machine's Java, and check that it is recent enough for Kafka."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Java:
 def find_java() -> Java:
     """Find Java in JAVA_HOME, else on the PATH.
 
-    Raises ConfigError when there is none, or none new enough.
+    Raises ConfigError if there is none, or it is too old.
     """
     program = _locate()
     if program is None:
@@ -56,7 +56,7 @@ def find_java() -> Java:
 
 
 def _locate() -> Path | None:
-    """JAVA_HOME wins over the PATH: it is what a user sets to choose."""
+    """JAVA_HOME wins over the PATH: users set it to choose."""
     home = os.environ.get("JAVA_HOME")
     if home:
         candidate = Path(home) / "bin" / "java"
@@ -67,7 +67,7 @@ def _locate() -> Path | None:
 
 
 def parse_version(text: str) -> int | None:
-    """Read the major version out of what `java -version` prints; `1.8.0_402` is 8."""
+    """Parse the major version from the output of `java -version`; `1.8.0_402` is 8."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None

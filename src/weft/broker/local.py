@@ -21,8 +21,8 @@ from weft.errors import ConfigError
 class LocalBroker:
     """A cluster of 1 to 3 real Kafka nodes on loopback that dies with this process.
 
-    Without `data_dir` its data is temporary; without `port` its ports are free ones. `config`
-    holds broker settings. It is a context manager. Nodes are counted from 0 here.
+    Without `data_dir` its data is temporary; without `port` it uses free ports. `config` holds
+    broker settings. It is a context manager. Nodes are counted from 0 here.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> Self:
-        """Start it and return when it answers; nothing happens when it runs.
+        """Start it and return when it answers; a no-op if it runs.
 
-        Raises ConfigError where Java or the jars are missing, BrokerError when it does not start.
+        Raises ConfigError if Java or the jars are missing, BrokerError if it does not start.
         """
         if self._cluster is None:
             folder = self._data_dir or Path(tempfile.mkdtemp(prefix="weft-broker-"))
@@ -71,7 +71,7 @@ class LocalBroker:
         return self
 
     def stop(self) -> None:
-        """Stop every node; temporary data goes. Nothing happens when it is stopped already."""
+        """Stop every node and delete temporary data. A no-op if it is stopped."""
         cluster = self._cluster
         if cluster is None or os.getpid() != self._owner:
             return  # A forked child must not stop its parent's broker.
@@ -96,7 +96,7 @@ class LocalBroker:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of the nodes that run now, in node order."""
+        """The pids of the running nodes, in node order."""
         return list(self._running().pids().values())
 
     def kill(self, node: int = 0, sig: int = signal.SIGKILL) -> None:

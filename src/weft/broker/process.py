@@ -18,13 +18,13 @@ from weft.errors import WeftError
 HEAP_OPTION = "-Xmx768m"
 STOP_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
-FORMAT_TIMEOUT_S = 120.0  # a busy machine: it is a JVM that starts
+FORMAT_TIMEOUT_S = 120.0  # for a busy machine: a JVM starts
 _POLL_S = 0.02
 _EXEC_S = 2.0
 _LOGGING_NOTE = "SLF4J:"  # Kafka's jars have no logging back end, and report it each time.
 
-# It waits for the end of its input, which is the end of the process that holds the other end of
-# the pipe, however that died; so no broker outlives its test run.
+# It waits for the end of its input, which is the end of the process that holds the other end of the
+# pipe, however that died; so no broker outlives its test run.
 _GUARD = 'read -r _; kill -9 "$1"'
 # The shell leaves the broker to init and prints its pid, so this process need not reap it.
 _DETACH = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
@@ -36,13 +36,13 @@ class BrokerError(WeftError):
 
 @dataclass(slots=True)
 class Guarded:
-    """A broker that is our child, and the shell that kills it when we are gone."""
+    """A broker that is a child process, and the shell that kills it when this process is gone."""
 
     broker: subprocess.Popen[bytes]
     guard: subprocess.Popen[bytes]
 
     def release(self) -> None:
-        """Reap both; the guard first, so that it never kills a pid that was used again."""
+        """Reap both; the guard first, so that it never kills a reused pid."""
         self.guard.kill()
         self.guard.communicate()
         self.broker.wait(KILL_GRACE_S)
@@ -59,9 +59,9 @@ def _java_command(java: Java) -> list[str]:
 
 
 def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> None:
-    """Write Kafka's first metadata for each node, all at once; raises BrokerError."""
+    """Write Kafka's initial metadata for each node, concurrently; raises BrokerError."""
     tool_command = [*_java_command(java), "kafka.tools.StorageTool", "format"]
-    # In one word: an id may begin with a dash, and would be taken for an option.
+    # As one word: an id may start with a dash, and would be parsed as an option.
     command = [*tool_command, f"--cluster-id={cluster_id}", "-c"]
     tools = [
         subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -73,7 +73,7 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
 
 
 def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
-    """The output of each process; none outlives this call, which has a limit."""
+    """The output of each process; none outlives this call, which has a time limit."""
     try:
         return [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
     except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def last_line(text: str) -> str:
 
 
 def spawn_detached(command: Sequence[str], log: Path) -> int:
-    """Start a broker that outlives us, in a session of its own; return its pid."""
+    """Start a broker that outlives this process, in a separate session; return its pid."""
     shell = subprocess.run(
         ["sh", "-c", _DETACH, "sh", str(log), *command],
         stdout=subprocess.PIPE, check=True, text=True, start_new_session=True,
@@ -102,7 +102,7 @@ def spawn_detached(command: Sequence[str], log: Path) -> int:
 
 
 def spawn_guarded(command: Sequence[str], log: Path) -> Guarded:
-    """Start a broker that dies with us, in a session of its own: Ctrl-C does not reach it."""
+    """Start a broker that dies with this process, in a separate session without Ctrl-C."""
     with log.open("ab") as output:
         broker = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -120,11 +120,11 @@ def is_node(pid: int | None, properties: Path) -> bool:
 
 
 def _arguments(pid: int) -> list[str]:
-    """A process's command line; empty when it is gone, or dead and not yet reaped."""
+    """A process's command line; empty if it is gone, or dead and not yet reaped."""
     entry = Path(f"/proc/{pid}/cmdline")
     if Path("/proc/self/cmdline").exists():
         try:
-            # Empty while a program replaces itself, as Java's launcher does when it starts.
+            # Empty while a program replaces itself, as Java's launcher does at its start.
             wait_until(lambda: bool(entry.read_bytes()) or _is_dead(pid), _EXEC_S)
             return entry.read_bytes().decode(errors="replace").split("\0")
         except OSError:
@@ -132,13 +132,13 @@ def _arguments(pid: int) -> list[str]:
     shown = subprocess.run(
         ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    # `ps` joins with spaces: the properties path is the last argument, and may hold spaces.
+    # `ps` joins with spaces: the properties path is the last argument, and may have spaces.
     head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
     return [head, path] if found else []
 
 
 def _is_dead(pid: int) -> bool:
-    """Ended and not reaped yet; raises OSError when it is gone altogether."""
+    """Whether it has ended and is not reaped yet; raises OSError if it is gone."""
     return _state(Path(f"/proc/{pid}")) in "ZX"
 
 
@@ -161,7 +161,7 @@ def send_signal(pid: int, number: int) -> None:
 def _stands_still(pid: int) -> bool:
     try:
         return {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} <= set("TZX")
-    except FileNotFoundError:  # a thread that has just ended; or all have
+    except FileNotFoundError:  # a thread has just ended; or all have
         return not Path(f"/proc/{pid}").exists()
 
 
@@ -178,7 +178,7 @@ def stop_all(processes: Sequence[tuple[int, Path]], *, grace_s: float = STOP_GRA
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait for a condition, at most so long; return whether it came true."""
+    """Wait for a condition, at most so long; return whether it became true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

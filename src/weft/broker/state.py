@@ -1,4 +1,4 @@
-"""A cluster's nodes, their `server.properties`, and what its directory remembers of them."""
+"""A cluster's nodes, their `server.properties`, and its stored state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where clients reach it."""
+        """The address for clients."""
         return f"{HOST}:{self.port}"
 
 
 def check_shape(nodes: int, port: int | None) -> None:
-    """Refuse a cluster that cannot be: 1 to 3 nodes, whose ports follow each other from `port`."""
+    """Refuse an impossible cluster: it has 1 to 3 nodes, with consecutive ports from `port`."""
     if not 1 <= nodes <= NODES_MAX:
         raise ConfigError(f"nodes is {nodes}: a local broker has 1 to {NODES_MAX} nodes")
     if port is not None and not 1 <= port <= PORT_MAX - nodes + 1:
@@ -43,7 +43,7 @@ def check_shape(nodes: int, port: int | None) -> None:
 
 
 def check_config(config: Mapping[str, object]) -> None:
-    """Refuse broker settings that Weft must own to run the cluster at all."""
+    """Refuse broker settings that Weft sets itself to run the cluster."""
     owned = _identity(Node(1, 1, 1), [Node(1, 1, 1)], Path())
     for key in config:
         if key in owned:
@@ -55,7 +55,7 @@ def server_properties(
 ) -> str:
     """Render one node's `server.properties`; `config` wins over the defaults."""
     count = len(nodes)
-    # With three nodes one may die and acks=all still works; with two the quorum is gone anyway.
+    # With three nodes one may die and acks=all still works; with two the quorum is lost anyway.
     in_sync_min = 2 if count == NODES_MAX else 1
     settings: dict[str, object] = {
         "auto.create.topics.enable": "false",
@@ -70,24 +70,24 @@ def server_properties(
         "share.coordinator.state.topic.num.partitions": 4,
         "share.coordinator.state.topic.replication.factor": count,
         "share.coordinator.state.topic.min.isr": in_sync_min,
-        # A group starts when its first member comes, and may ask for short time-outs.
+        # A group starts when its first member joins, and may request short time-outs.
         "group.initial.rebalance.delay.ms": 0,
         "group.min.session.timeout.ms": 500,
-        # Under KIP-848 the broker sets the pace: its defaults (5 s, 45 s) make tests wait.
+        # Under KIP-848 the broker sets the intervals: its defaults (5 s, 45 s) slow tests down.
         "group.consumer.min.heartbeat.interval.ms": 100,
         "group.consumer.heartbeat.interval.ms": 500,
         "group.consumer.min.session.timeout.ms": 1_000,
         "group.consumer.session.timeout.ms": 6_000,
         "group.consumer.assignment.interval.ms": 100,
-        # Records with old timestamps (a backfill under test) must not vanish by age.
+        # Records with old timestamps (a backfill under test) must not be deleted by age.
         "log.retention.ms": -1,
         "log.segment.bytes": 128 * 2**20,
         "log.cleaner.dedupe.buffer.size": 16 * 2**20,
         "log.cleaner.backoff.ms": 1_000,
         "log.segment.delete.delay.ms": 1_000,
-        # A transaction left open by a dead producer is looked for every second, not every ten.
+        # An open transaction of a dead producer is checked every second, not every ten.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
-        # A killed node may register again only when its session has run out.
+        # A killed node may register again only after its session has ended.
         "broker.session.timeout.ms": 2_000 if count == 1 else 4_000,
         "broker.heartbeat.interval.ms": 250,
         "num.network.threads": 2,
@@ -99,7 +99,7 @@ def server_properties(
 
 
 def _text(value: object) -> str:
-    """Write a value as a properties file reads it back: there a backslash escapes."""
+    """Escape a value for a properties file, where a backslash is an escape character."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
@@ -124,7 +124,7 @@ _STATE_BYTES_MAX = 64 * 1024
 
 @dataclass(slots=True)
 class ClusterState:
-    """One cluster: its id, its nodes, and node id to pid of what was started (maybe long dead)."""
+    """One cluster: its id, its nodes, and node id to pid of started ones (may be dead)."""
 
     cluster_id: str
     nodes: list[Node]
@@ -132,19 +132,19 @@ class ClusterState:
 
     @property
     def bootstrap(self) -> str:
-        """The address list that clients start from."""
+        """The bootstrap address list for clients."""
         return ",".join(node.address for node in self.nodes)
 
 
 def default_data_dir() -> Path:
-    """The data folder of `weft broker up` without --data: one cluster a user."""
+    """The data folder of `weft broker up` without --data: one cluster per user."""
     return user_folder("XDG_STATE_HOME", ".local/state") / "broker"
 
 
 def load_state(folder: Path) -> ClusterState | None:
-    """Read what the folder remembers; None where no cluster was started in it.
+    """Read the folder's stored state; None if no cluster was started in it.
 
-    Raises ConfigError for what is no cluster, and for a folder that is not this user's own.
+    Raises ConfigError for an invalid state, and for a folder that other users can change.
     """
     path = folder / "cluster.json"
     try:
@@ -168,7 +168,7 @@ def load_state(folder: Path) -> ClusterState | None:
 
 
 def save_state(folder: Path, state: ClusterState) -> None:
-    """Replace what the folder remembers, in one step."""
+    """Replace the stored state atomically."""
     path = folder / "cluster.json"
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(asdict(state), indent=2) + "\n")
@@ -209,10 +209,10 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many loopback ports, outside the range that the system gives out (from 32768 on Linux).
+    """So many loopback ports, outside the system's ephemeral range (from 32768 on Linux).
 
-    One of those may be an outgoing connection while a killed node is down, which then
-    could not come back; and its clients would knock at a stranger.
+    A port of that range may be used by an outgoing connection while a killed node is down: the node
+    could not restart, and its clients would connect to another program.
     """
     drawn = random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS))
     free = list(itertools.islice(filter(is_free, drawn), count))

@@ -11,14 +11,14 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic
 
 from weft.broker.process import BrokerError, wait_until
 
-ANSWER_TIMEOUT_S = 60.0  # a busy machine: a broker that just started, or a blocked disk
+ANSWER_TIMEOUT_S = 60.0  # for a busy machine: a broker that just started, or a blocked disk
 _ASK_TIMEOUT_S = 2.0
-#: of names in a row each lies in another partition of the groups' offsets (by Java's hash of it)
+#: consecutive names are in different partitions of the groups' offsets (by Java's hash)
 _A_GROUP_OF_EACH = "abcd"
 
 
 def admin_client(bootstrap: str) -> AdminClient:
-    """An admin client that keeps quiet: a broker that is not up yet is no news here."""
+    """A quiet admin client: an unreachable broker is expected here."""
     return AdminClient(
         {"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200}
     )
@@ -27,12 +27,12 @@ def admin_client(bootstrap: str) -> AdminClient:
 def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable[[], bool]) -> bool:
     """Wait until each address accepts and metadata lists as many brokers and a controller.
 
-    Gives up early if `alive` reports that waiting is useless.
+    Gives up early if `alive` returns False.
     """
     admin = admin_client(",".join(addresses))
 
     def answered() -> bool:
-        # A node killed a moment ago is still listed, so each is also knocked at.
+        # A node killed a moment ago is still listed, so each address is checked, too.
         if not all(_accepts(address) for address in addresses):
             return False
         found = _metadata(admin)
@@ -42,9 +42,9 @@ def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable
 
 
 def wait_for_groups(bootstrap: str) -> None:
-    """Wait until the broker answers for any group; BrokerError when it does not.
+    """Wait until the broker answers for any group; BrokerError if it does not.
 
-    The first question makes the topic of the groups' offsets; until its partitions are loaded,
+    The first request creates the topic of the groups' offsets; until its partitions are loaded,
     plain clients fail with NOT_COORDINATOR.
     """
     if not all(wait_until(_Asked(bootstrap, name), ANSWER_TIMEOUT_S) for name in _A_GROUP_OF_EACH):
@@ -54,7 +54,7 @@ def wait_for_groups(bootstrap: str) -> None:
 class _Asked:
     """Whether the broker answers for this group's commits.
 
-    By a consumer: librdkafka 2.16's admin client ends the process (SIGSEGV) on NOT_COORDINATOR.
+    Uses a consumer: librdkafka 2.16's admin client ends the process (SIGSEGV) on NOT_COORDINATOR.
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:

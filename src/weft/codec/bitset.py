@@ -12,7 +12,7 @@ from weft.codec.limits import NOT_DONE_MAX, UnreadableMap
 #: Longest map whose length fits the signed 16 bits of version 1.
 V1_RANGE_MAX = 2**15 - 1
 
-#: So many bits are looked at together.
+#: bits processed together
 _PIECE_BITS = 2**15
 
 _FLIP = bytes.maketrans(b"01", b"\x01\x00")
@@ -60,11 +60,12 @@ def read(frontier: int, body: bytes, width: int) -> tuple[int, tuple[int, ...]]:
 
 
 def _zeros(frontier: int, length: int, flags: memoryview) -> Iterator[int]:
-    """The offsets whose bit is 0; piece by piece, as a text of bits is eight times as long."""
+    """The offsets whose bit is 0; in pieces, as a text of bits is eight times as long."""
     for begin in range(0, length, _PIECE_BITS):
         bits = min(_PIECE_BITS, length - begin)
         number = int.from_bytes(flags[begin >> 3 : (begin + bits + 7) >> 3], "little")
         if number.bit_count() < bits:
-            # A leading one keeps the zeros in front; the text is turned so that bit 0 comes first.
+            # A leading one keeps the zeros in front; the text is reversed so that bit 0 comes
+            # first.
             text = bin(number | 1 << bits)[:2:-1].encode().translate(_FLIP)
             yield from compress(range(frontier + begin, frontier + begin + bits), text)

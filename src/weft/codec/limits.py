@@ -1,14 +1,14 @@
 """Every limit of the offset map in one place, and the errors for exceeding them.
 
 ValueError
- +-- UnreadableMap   the metadata is not a map we can trust: ignore it, start at the frontier
+ +-- UnreadableMap   the metadata is not a valid map: ignore it, start at the frontier
  +-- MapTooLarge     no encoding can hold this map: write a part of it (encode_fitting)
 """
 
 #: What a broker stores of one partition's metadata by default (offset.metadata.max.bytes).
 BROKER_CHARS_MAX = 4096
 
-#: Longest text that is looked at; a broker may be configured to store more than its default.
+#: Longest text that is parsed; a broker may be configured to store more than its default.
 TEXT_CHARS_MAX = 64 * 2**10
 
 #: Longest body after decompression. Java's own buffers stay far below it.
@@ -19,8 +19,8 @@ BODY_BYTES_MAX = 2**20
 WRITTEN_BODY_BYTES_MAX = 256 * 2**10
 
 #: Most offsets a map may name as not done, read or written: twice as many as a member buffers by
-#: default, for a parked lane takes no buffer. Twelve characters name as many as they like, and each
-#: costs its reader 40 bytes.
+#: default, because a parked lane takes no buffer. Twelve characters can name any number of them,
+#: and each costs its reader 40 bytes.
 NOT_DONE_MAX = 100_000
 
 #: Most offsets a map may span: the length is a signed 32-bit number on the wire.

@@ -1,4 +1,4 @@
-"""Read an offset map. Its input is hostile: any client that may commit can have written it."""
+"""Read an offset map. Its input is untrusted: any client that may commit can have written it."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class OffsetMap:
     encoding: str
     #: The committed offset.
     frontier: int
-    #: Last offset the map speaks of; frontier - 1 when it speaks of none.
+    #: Last offset in the map; frontier - 1 if it has none.
     highest_seen: int
     #: Ascending offsets between frontier and highest_seen that are not done.
     not_done: tuple[int, ...]
@@ -26,13 +26,13 @@ class OffsetMap:
 def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> OffsetMap:
     """The map that was committed with offset ``frontier`` as metadata ``text``.
 
-    ``log_end`` is the offset the next record of the partition will get: a map that speaks of
-    it or of later ones would skip records that do not exist yet, and is refused.
+    ``log_end`` is the offset of the partition's next record: a map that contains it or later ones
+    would skip records that do not exist yet, and is refused.
     Linear in time, bounded in memory (limits.py). Raises only UnreadableMap.
     """
     if not 0 <= frontier <= OFFSET_MAX:
         raise UnreadableMap(f"the committed offset {frontier} is not an offset")
-    # A writer that only has confluent-kafka's public calls leaves a NUL behind its text.
+    # A writer that uses confluent-kafka's public calls leaves a NUL after its text.
     text = (text or "").removesuffix("\x00")
     if not text:
         return OffsetMap("none", frontier, frontier - 1, ())

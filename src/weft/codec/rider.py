@@ -1,9 +1,9 @@
 """The rider: what a commit remembers of single records, behind the offset map in the same text.
 
-The map contains which offsets are done. The rider contains, for the first others, what would else
-be forgotten at a restart: how often each was tried, whether it is parked or held, and until when.
-It travels in a zstd *skippable frame* behind the compressed map, which every zstd reader passes
-over (RFC 8878, section 3.1.2), the Java Parallel Consumer's too, so both are stored in one write.
+The map contains which offsets are done. The rider contains, for the first others, what would
+otherwise be lost at a restart: how often each was tried, whether it is parked or held, and until
+when. It is a zstd *skippable frame* behind the compressed map, which every zstd reader skips (RFC
+8878, section 3.1.2), also the Java Parallel Consumer's, so both are stored in one write.
 
     frame    0x184D2A57 (little-endian), size (4 bytes, little-endian), content
     content  version (1 byte, 1), base (varint, UNIX seconds), entries, ascending by offset
@@ -15,11 +15,11 @@ over (RFC 8878, section 3.1.2), the Java Parallel Consumer's too, so both are st
 
 An entry takes 3 bytes and, where flagged, 4 for the error and 1 to 3 for the time (2 from 128 s
 after base, 3 from 16,384 s, 4.5 h): 10 with all. A distance or number of attempts from 128 on takes
-one more. A varint has seven bits a byte, the lowest first (LEB128). Readers pass over frames of
-other magic and contents of another version.
+one more. A varint has seven bits per byte, the lowest first (LEB128). Readers skip frames with
+other magic numbers and contents of another version.
 
-A *mark* is another such frame, 0x184D2A58, with eight bytes: by it a commit that contains nothing
-new differs from the one before.
+A *mark* is another such frame, 0x184D2A58, with eight bytes: it distinguishes a commit that
+contains nothing new from the one before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SKIPPABLE = 0x184D2A50
 _HEAD_BYTES = 8
 VERSION = 1
 
-#: How a record used its attempts up; the place in this tuple is the number in the flags.
+#: How a record's attempts were used up; the index in this tuple is the number in the flags.
 EXHAUSTED_BY = ("", "attempts", "rejected", "undecodable", "command", "hold", "policy", "other")
 
 _PARKED, _HELD, _UNTIL, _ERROR, _UNKNOWN = 1, 2, 4, 8, 128
@@ -57,7 +57,7 @@ class Remembered(NamedTuple):
     held: bool = False
     #: one of EXHAUSTED_BY
     exhausted_by: str = ""
-    #: held, or not tried again, until then: UNIX seconds; None: no time is set
+    #: held, or not tried again, until this time: UNIX seconds; None: no time is set
     until_s: int | None = None
     #: `error_hash` of its last failure; None: not known
     error: int | None = None
@@ -74,7 +74,7 @@ NONE = Rider()
 
 
 def least_bytes(one: Remembered) -> int:
-    """What an entry takes at least."""
+    """The least size of an entry."""
     return 3 + (one[5] is not None) + (0 if one[6] is None else 4)
 
 
@@ -86,7 +86,7 @@ def error_hash(kind: str, place: str) -> int:
 def encode(frontier: int, entries: Sequence[Remembered], bytes_max: int) -> tuple[bytes, int]:
     """The frame with as many of the entries (ascending) as fit, the lowest offsets first.
 
-    Returns it and how many it holds; `(b"", 0)` where not one fits.
+    Returns it and the number of entries; `(b"", 0)` if not one fits.
     """
     base_s = min((one.until_s for one in entries if one.until_s is not None), default=0)
     content = bytearray((VERSION,))
@@ -105,7 +105,7 @@ def encode(frontier: int, entries: Sequence[Remembered], bytes_max: int) -> tupl
 
 
 def _put_entry(content: bytearray, one: Remembered, end: int, base_s: int) -> None:
-    # Once for each entry of each commit: without a call for what takes one byte.
+    # Called for each entry of each commit: no function call for values of one byte.
     offset, attempts, parked, held, by, until_s, error = one
     assert offset >= end, "entries are ascending, from the frontier on"
     flags = (_PARKED if parked else 0) | (_HELD if held else 0)
@@ -141,7 +141,7 @@ def mark(about: str) -> bytes:
 
 
 def frames_end(data: bytes, begin: int = 0) -> int:
-    """Where the skippable frames from `begin` on end; ValueError where the last is cut off."""
+    """The end of the skippable frames from `begin` on; ValueError if the last is cut off."""
     while (end := _frame_end(data, begin)) > begin:
         begin = end
     return begin
@@ -167,11 +167,11 @@ def decode(
     highest_seen: int,
     log_end: int | None = None,
 ) -> Rider:
-    """The rider in these skippable frames, as far as it speaks of offsets that are not done.
+    """The rider in these skippable frames, limited to offsets that are not done.
 
-    What the map does not speak of (past `highest_seen`) is not done either; what is not in the log
-    (from `log_end` on) is of another log. Its input is hostile: what makes no sense is no rider,
-    and `problem` has the reason. The map beside it holds all the same.
+    Offsets past the map (`highest_seen`) are not done either; entries from `log_end` on belong to
+    another log. Its input is untrusted: an invalid rider is ignored, and `problem` has the reason.
+    The map in front of it is still valid.
     """
     begin = 0
     try:
@@ -230,7 +230,7 @@ def _entries(frontier: int, content: bytes) -> list[Remembered]:
 
 
 def _take(content: bytes, at: int) -> tuple[int, int]:
-    """The varint at this place, and the place behind it."""
+    """The varint at this position, and the position after it."""
     number = shift = 0
     while True:
         byte = content[at]

@@ -17,8 +17,8 @@ V1_RUN_MAX = 2**15 - 1
 
 _TYPECODES = {2: "h", 4: "i"}
 
-#: For each byte of bits, of which a 1 is the end of a run: offsets up to the first end, from each
-#: end to the next, and behind the last.
+#: For each byte of bits, in which a 1 is the end of a run: offsets up to the first end, from each
+#: end to the next, and after the last.
 _ENDS = [
     (ends[0] + 1, tuple(map(sub, ends[1:], ends)), 7 - ends[-1])
     for byte in range(256)
@@ -30,7 +30,7 @@ def runs(frontier: int, length: int, not_done: Sequence[int]) -> list[int]:
     """The run lengths of a map, in O(number of not-done offsets)."""
     if not not_done:
         return [0, length] if length else [0]
-    # Done runs; 0 between neighbours. Where there is one, a run that is not done begins behind it.
+    # Done runs; 0 between neighbours. After one, a run that is not done starts.
     done = [after - before - 1 for before, after in pairwise(not_done)]
     begins = list(compress(range(1, len(not_done)), done))
     lengths = [0] * (2 * len(begins) + 1)
@@ -44,13 +44,13 @@ def runs(frontier: int, length: int, not_done: Sequence[int]) -> list[int]:
 
 
 def runs_of(number: int, length: int) -> list[int]:
-    """The same from the bits of the map, where a good part of the offsets is not done.
+    """The same from the bits of the map, for a map with many undone offsets.
 
-    A run ends where a bit is another one than the one below it, and at the end of the map.
+    A run ends where a bit differs from the one below it, and at the end of the map.
     """
     ends = number ^ number << 1 | 1 << length
     lengths: list[int] = []
-    begun = -1  # offsets of the run that the byte before has begun; no run ends below bit 0
+    begun = -1  # offsets of the run that the previous byte has started; no run ends below bit 0
     for byte in ends.to_bytes((length + 8) // 8, "little"):
         if byte:
             first, others, behind = _ENDS[byte]
@@ -64,7 +64,7 @@ def runs_of(number: int, length: int) -> list[int]:
 
 def pack(lengths: Sequence[int], width: int) -> bytes:
     """The body of these runs with ``width`` bytes (2 or 4) each."""
-    try:  # short runs, as where many are: the last byte of each, in a third of the time
+    try:  # short runs, the usual case if there are many: the last byte of each, three times faster
         low = bytes(lengths)
     except ValueError:
         return _pack_long(lengths, width)

@@ -1,8 +1,8 @@
 """The eight encodings of the Java Parallel Consumer: names, magic bytes, zstd, Base64.
 
-The text is Base64 of one magic byte and a body; a compressed body is one zstd frame around
-the plain body, and may have skippable frames before and behind it (rider.py).
-Source: Java Parallel Consumer 0.5.3, package ``offsets``.
+The text is Base64 of one magic byte and a body; a compressed body is one zstd frame around the
+plain body, and may have skippable frames before and after it (rider.py). Source: Java Parallel
+Consumer 0.5.3, package ``offsets``.
 """
 
 import binascii
@@ -14,7 +14,7 @@ from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX, UnreadableMap
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One of the eight ways to write a map: its body's family, number width, compression."""
+    """One of the eight encodings of a map: its body's family, number width, compression."""
 
     name: str
     magic: int
@@ -37,7 +37,7 @@ COMPRESSED = {
 }
 BY_MAGIC = {encoding.magic: encoding for encoding in (*PLAIN, *COMPRESSED.values())}
 
-#: Magic bytes of other formats: refused by name, so that the warning helps.
+#: Magic bytes of other formats: named in the error, so that the warning helps.
 FOREIGN = {
     0x01: "Kafka Streams' own metadata (version 1)",
     0x02: "Kafka Streams' own metadata (version 2)",
@@ -47,7 +47,7 @@ FOREIGN = {
 
 
 def text_chars(body_bytes: int) -> int:
-    """Length of the text that carries a body of this size."""
+    """Length of the text for a body of this size."""
     return (body_bytes + 1 + 2) // 3 * 4
 
 
@@ -60,7 +60,7 @@ def to_text(encoding: Encoding, body: bytes) -> str:
 def from_text(text: str) -> tuple[Encoding, bytes, bytes]:
     """Encoding, plain body and skippable frames of (not empty) commit metadata.
 
-    UnreadableMap where it is none.
+    UnreadableMap if it is not a map.
     """
     if len(text) > TEXT_CHARS_MAX:
         raise UnreadableMap(f"{len(text)} characters are more than {TEXT_CHARS_MAX}")

@@ -19,7 +19,7 @@ from weft.codec.limits import (
 )
 from weft.codec.wire import Encoding
 
-#: From one offset in so many that is not done, runs are counted from the bits of the map.
+#: from this share of undone offsets on, runs are counted from the bits of the map
 _DENSE_FROM = 4
 
 #: Java tries compression only where every plain body has at least this many bytes.
@@ -29,8 +29,8 @@ _COMPRESS_FROM_BYTES = 200
 def encode(frontier: int, top: int, not_done: Sequence[int]) -> str:
     """The smallest text for this map; ties go to the first of wire.PLAIN, plain first.
 
-    O(len(not_done)) but for bodies that could fit. Whatever it returns, decode reads; where
-    nothing within the limits of limits.py can hold the map it raises MapTooLarge.
+    O(len(not_done)) except for bodies that could fit. decode reads every result; if nothing within
+    the limits of limits.py can hold the map it raises MapTooLarge.
     """
     not_done, length = _clip(frontier, top, not_done)
     if length > RANGE_MAX or len(not_done) > NOT_DONE_MAX:
@@ -53,9 +53,9 @@ def encode_fitting(
 ) -> tuple[str, int]:
     """The map that fits ``limit_chars``, and the last offset it covers.
 
-    Where the whole map is too long the text covers a prefix, found by a binary search over
-    offsets (at most 31 encodings): the covered offset is done, and what is done beyond it is
-    repeated after a restart. When nothing fits: ``("", frontier - 1)``.
+    If the whole map is too long the text covers a prefix, found by a binary search over offsets (at
+    most 31 encodings): the covered offset is done, and what is done beyond it is repeated after a
+    restart. If nothing fits: ``("", frontier - 1)``.
     """
     not_done, _ = _clip(frontier, top, not_done)
     top = min(top, frontier + RANGE_MAX - 1)
@@ -69,7 +69,7 @@ def encode_fitting(
     low, high = frontier - 1, top - 1
     while low <= high:
         middle = _last_done(frontier, (low + high + 1) // 2, not_done)
-        if middle < low:  # Only not-done offsets between: nothing to gain down there.
+        if middle < low:  # Only undone offsets between: nothing to gain below.
             low = (low + high + 1) // 2 + 1
             continue
         text = _encode_within(frontier, middle, not_done, limit_chars)
@@ -87,10 +87,10 @@ def with_rider(
     entries: Sequence[rider.Remembered],
     limit_chars: int = BROKER_CHARS_MAX,
 ) -> tuple[str, int]:
-    """The text of a map (`encode_fitting`'s) with a rider behind it, and how many entries that has.
+    """The text of a map (`encode_fitting`'s) with a rider after it, and the rider's entry count.
 
-    The entries are ascending, of offsets that are not done in the map, or of the frontier. Where
-    both do not fit ``limit_chars`` the rider gives way, its highest offsets first, never the map.
+    The entries are ascending, of offsets that are not done in the map, or of the frontier. If both
+    do not fit ``limit_chars`` the rider loses its highest offsets, never the map.
     """
     if not entries:
         return text, 0
@@ -98,7 +98,7 @@ def with_rider(
 
 
 class Carrier:
-    """The text of a map that a rider is to follow, and the room for that."""
+    """The text of a map that gets a rider, and the room for it."""
 
     __slots__ = ("_encoding", "_frame", "_frontier", "_text", "room_bytes")
 
@@ -108,13 +108,13 @@ class Carrier:
         encoding, body, _ = wire.from_text(text or encode(frontier, frontier, (frontier,)))
         self._encoding = wire.COMPRESSED.get(encoding.name, encoding)
         self._frame = zstd.compress(body)
-        #: what a rider may take
+        #: bytes for the rider
         self.room_bytes = limit_chars // 4 * 3 - 1 - len(self._frame)
 
     def mark(self, about: str) -> bool:
-        """Distinguish the text from any that is not about this; False: there is no room."""
+        """Distinguish the text from any that is not about this; False if there is no room."""
         encoding, frame = self._encoding, self._frame
-        if not self._text:  # the frontier may be the end of the log: a map of no offset at all
+        if not self._text:  # the frontier may be the end of the log: a map without any offset
             encoding = wire.COMPRESSED["BitSetV2"]
             frame = zstd.compress(bytes(bitset.size_bytes(0, 4)))
         marked = frame + rider.mark(about)
@@ -126,7 +126,7 @@ class Carrier:
         return True
 
     def carry(self, entries: Sequence[rider.Remembered]) -> tuple[str, int]:
-        """The text with as many of the entries as there is room for, and how many that are."""
+        """The text with as many of the entries as fit, and their number."""
         ridden, count = rider.encode(self._frontier, entries, self.room_bytes)
         if not count:
             return self._text, 0
@@ -134,9 +134,9 @@ class Carrier:
 
 
 def measure(frontier: int, top: int, not_done: Sequence[int]) -> int:
-    """An upper bound of the characters ``encode`` would write, without writing.
+    """An upper bound of the length of ``encode``'s text, without encoding.
 
-    It is exact unless compression helps (it then writes less). O(len(not_done)).
+    It is exact unless compression shortens the text. O(len(not_done)).
     """
     not_done, length = _clip(frontier, top, not_done)
     runs = runlength.runs(frontier, length, not_done)
@@ -182,14 +182,14 @@ def _body(
 
 
 def _bits(frontier: int, length: int, not_done: Sequence[int], number: int | None) -> bytes:
-    """The bits of a bitset, from `_shape`'s number where that was made."""
+    """The bits of a bitset, from `_shape`'s number if that was computed."""
     if number is None:
         number = bitset.number_of(frontier, length, not_done)
     return bitset.bits(number, length)
 
 
 def _shape(frontier: int, length: int, not_done: Sequence[int]) -> tuple[int | None, list[int]]:
-    """The runs of the map, and its bits where these had to be made for that."""
+    """The runs of the map, and its bits if these were needed for them."""
     if len(not_done) * _DENSE_FROM < length:
         return None, runlength.runs(frontier, length, not_done)
     number = bitset.number_of(frontier, length, not_done)
@@ -206,7 +206,7 @@ def _bodies(
 ) -> Iterator[tuple[Encoding, bytes]]:
     """Every body worth comparing, plain and compressed; the huge ones are never built."""
     plain: list[tuple[Encoding, bytes]] = []
-    bits = b""  # the same behind either length: built once
+    bits = b""  # the same after either length: built once
     for encoding, size in sizes.items():
         if size > WRITTEN_BODY_BYTES_MAX:
             continue
@@ -224,7 +224,7 @@ def _last_done(frontier: int, top: int, not_done: Sequence[int]) -> int:
     """The highest offset up to top that is not among not_done; frontier - 1 if there is none."""
     last = bisect_right(not_done, top) - 1
     if last >= 0 and not_done[last] == top:
-        # Offset minus place is the same all through a run without holes, and smaller before it.
+        # Offset minus index is constant in a run without holes, and smaller before it.
         places = range(last + 1)
         first = bisect_left(places, top - last, key=lambda place: not_done[place] - place)
         top = not_done[first] - 1
@@ -234,7 +234,7 @@ def _last_done(frontier: int, top: int, not_done: Sequence[int]) -> int:
 def _encode_within(
     frontier: int, top: int, not_done: Sequence[int], limit_chars: int
 ) -> str | None:
-    """The text of the map up to top, or None where it is longer than the limit."""
+    """The text of the map up to top, or None if it is longer than the limit."""
     try:
         text = encode(frontier, top, not_done)
     except MapTooLarge:

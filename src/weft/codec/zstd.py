@@ -1,4 +1,4 @@
-"""Zstandard: the standard library's from Python 3.14 on, before that the package `zstandard`."""
+"""Zstandard: from the standard library since Python 3.14, else from the package `zstandard`."""
 
 import sys
 from typing import Protocol
@@ -11,15 +11,15 @@ else:
 #: Level of Java's writer. Only the streaming compressor writes the same bytes as Java does.
 _LEVEL = 3
 
-#: Input given to the decompressor at once. A four-byte block can grow to 128 KiB, so this bounds
-#: what is held beyond the limit to 1 MiB.
+#: Input per call of the decompressor. A four-byte block can grow to 128 KiB, so this bounds the
+#: memory beyond the limit to 1 MiB.
 _STEP_BYTES = 32
 
 #: Largest window accepted; Java's writer declares 2 MiB.
 WINDOW_BYTES_MAX = 8 * 2**20
 
 
-#: The compressor that no call uses now; at most one.
+#: an unused compressor; at most one
 _idle: list[ZstdCompressor] = []
 
 
@@ -43,9 +43,9 @@ def _reader() -> _Reader:
 
 
 def compress(data: bytes) -> bytes:
-    """One frame, byte for byte what Java's streaming writer makes of this."""
-    # To make a context takes 20 times as long as to compress 100 bytes, so one is kept. It is
-    # taken out while in use: a context serves one thread. Its former frames change no byte.
+    """One frame, byte for byte the same as from Java's streaming writer."""
+    # Creating a context takes 20 times as long as compressing 100 bytes, so one is kept. It is
+    # removed while in use: a context serves one thread. Earlier frames change no byte.
     try:
         context = _idle.pop()
     except IndexError:
@@ -62,7 +62,7 @@ def compress(data: bytes) -> bytes:
 def decompress(frame: bytes, bytes_max: int) -> tuple[bytes, bytes]:
     """The content of the first frame, and what follows it; ValueError with the reason.
 
-    Never more than `bytes_max` (and 1 MiB) are held, whatever size the frame claims.
+    Never more than `bytes_max` (and 1 MiB) are in memory, whatever size the frame claims.
     """
     reader = _reader()
     content = bytearray()

@@ -1,1 +1,1 @@
-"""Dead letters: what their headers say, which may go back, and how they do, for `weft dlq`."""
+"""Dead letters: their headers, which may be replayed, and how, for `weft dlq`."""

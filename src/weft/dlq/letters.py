@@ -1,7 +1,7 @@
-"""What the headers of a dead letter mean, of Weft and of others; pure.
+"""The headers of a dead letter, as Weft and other programs write them; pure.
 
 Weft and Kafka's own brokers (KIP-1191) share names; Spring Kafka, Kafka Connect and Kafka Streams
-(KIP-1034) have theirs. A record that was a letter of two of them is one of whichever wrote last.
+(KIP-1034) have their own. A record with the headers of two counts as a letter of the last writer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from weft.kafka.ports import OutMessage
 from weft.types import Headers, Record
 from weft.where import HEADER, OWN, Value, own_field, text_of
 
-#: what a replay adds
+#: headers that a replay adds
 REPLAY = "__dlq.errors.replay."
-#: the letter that a record was made of again: its topic, partition and offset
+#: the letter of a replayed record: its topic, partition and offset
 LETTER = "__dlq.errors.replay.letter"
-#: the offset that the record had at first; a replayed record has another
+#: the record's original offset; a replayed record has another
 POSITION = "__dlq.errors.replay.offset"
 REPLAYS = "__dlq.errors.replay.count"
 OMITTED = "__dlq.errors.value.omitted"
@@ -30,10 +30,10 @@ _ENCODED_AS_NUMBER = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Names of headers, the first that is there counts."""
+    """Names of headers; the first existing one counts."""
 
     name: str
-    #: everything that starts so was added by who wrote the letter
+    #: prefixes of all headers that the writer of the letter added
     prefixes: tuple[str, ...]
     topic: tuple[str, ...]
     partition: tuple[str, ...]
@@ -43,7 +43,7 @@ class Dialect:
     group: tuple[str, ...] = ()
     handler: tuple[str, ...] = ()
     attempts: tuple[str, ...] = ()
-    #: numbers are 4 or 8 bytes, the highest first
+    #: numbers are 4 or 8 bytes, big-endian
     binary: bool = False
 
 
@@ -69,7 +69,7 @@ DIALECTS = (
         _spring("original-topic"),
         _spring("original-partition"),
         _spring("original-offset"),
-        # The first is what the listener's own wrapper has inside.
+        # The first is inside the listener's own wrapper.
         type=(*_spring("exception-cause-fqcn"), *_spring("exception-fqcn")),
         message=_spring("exception-message"),
         group=_spring("original-consumer-group"),
@@ -100,7 +100,7 @@ DIALECTS = (
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """The place of a record."""
 
     topic: str
     partition: int
@@ -114,31 +114,31 @@ class Place(NamedTuple):
 class Letter:
     """A record of a dead-letter topic, without its value."""
 
-    #: where it is as a letter
+    #: its own place, as a letter
     at: Place
     time_ms: int
     key: bytes | None
     headers: Headers
-    #: its dialect, or None: then nothing else is known of it
+    #: its dialect; None: then nothing else is known of it
     dialect: Dialect | None = None
-    #: where the record was
+    #: the original place of the record
     source: Place | None = None
-    #: the offset that the record had before it was ever replayed
+    #: the record's offset before it was ever replayed
     position: int = -1
     error_type: str | None = None
     error_message: str | None = None
     group: str | None = None
     handler: str | None = None
     attempts: int | None = None
-    #: how often the record came back from here before
+    #: how often the record was replayed from here before
     replays: int = 0
-    #: the letter has not what the record held: a part was too large, or copying was off
+    #: the letter is incomplete: a part was too large, or copying was disabled
     is_cut: bool = False
-    #: bytes of its value
+    #: size of its value in bytes
     size: int = 0
 
     def field(self, name: str) -> Value:
-        """For `--where`: a field by its name."""
+        """A field by name, for `--where`."""
         if name in OWN or name.startswith(HEADER):
             return own_field(name, self.key, self.time_ms, self.headers)
         source = self.source
@@ -155,23 +155,23 @@ class Letter:
 
     @property
     def own_headers(self) -> Headers:
-        """The record's own, without those that made a letter of it."""
+        """The record's own headers, without those of the letter."""
         added = () if self.dialect is None else self.dialect.prefixes
         return without(self.headers, (*added, REPLAY))
 
 
 def without(headers: Headers, prefixes: tuple[str, ...]) -> Headers:
-    """Those whose names begin with none of these."""
+    """The headers whose names start with none of these."""
     return tuple(one for one in headers if not one[0].startswith(prefixes))
 
 
 def letter_of(record: Record[bytes | None]) -> Letter:
-    """What is known of a record of a dead-letter topic."""
+    """Parse a record of a dead-letter topic."""
     at = Place(record.topic, record.partition, record.offset)
     size = len(record.value or b"")
     plain = Letter(at, record.timestamp_ms, record.key, record.headers, size=size)
     for dialect in _dialects(record.headers):
-        headers = dict(record.headers)  # of a name that is there twice the last one counts
+        headers = dict(record.headers)  # of duplicate names the last one counts
         topic = _text(headers, dialect.topic)
         partition = _number(headers, dialect.partition, dialect)
         offset = _number(headers, dialect.offset, dialect)
@@ -190,14 +190,14 @@ def letter_of(record: Record[bytes | None]) -> Letter:
                 plain.headers,
                 dialect,
                 source,
-                # What is behind the source's offset would be another record's.
+                # Bytes after the source's offset would belong to another record.
                 position if position is not None and position <= source.offset else source.offset,
                 re.split(r"[.$]", kind)[-1] if kind else None,
                 message,
                 _text(headers, dialect.group),
                 _text(headers, dialect.handler),
                 _number(headers, dialect.attempts, dialect),
-                # Weft takes this one away when it counts the replay; others keep it.
+                # Weft removes this one when it counts the replay; other programs keep it.
                 replays + (LETTER in headers),
                 OMITTED in headers
                 or any(name in headers for name in CUT)
@@ -208,7 +208,7 @@ def letter_of(record: Record[bytes | None]) -> Letter:
 
 
 def _dialects(headers: Headers) -> Iterator[Dialect]:
-    """Those whose topic is named, the one that was written last first."""
+    """The dialects whose topic header exists, the last written first."""
     for name, _ in reversed(headers):
         for dialect in DIALECTS:
             if name in dialect.topic:
@@ -233,7 +233,7 @@ def _number(headers: dict[str, bytes | None], names: Sequence[str], dialect: Dia
 
 
 def _digits(found: bytes | None) -> int | None:
-    """A number written as text; nothing else is one."""
+    """A number written as text; None for anything else."""
     if found is None or not re.fullmatch(rb"[0-9]{1,19}", found):
         return None
     number = int(found)
@@ -241,7 +241,7 @@ def _digits(found: bytes | None) -> int | None:
 
 
 def origin_of(record: Record[bytes | None]) -> tuple[str | None, int]:
-    """Of a record of the source: the letter that it was made of again, and its first offset."""
+    """For a record of the source: the letter that it was replayed from, and its first offset."""
     if not record.headers:
         return None, record.offset
     headers = dict(record.headers)
@@ -253,7 +253,7 @@ def origin_of(record: Record[bytes | None]) -> tuple[str | None, int]:
 
 
 def homeward(letter: Letter, topic: str, record: Record[bytes | None]) -> OutMessage:
-    """The record as it goes, for its letter's own partition; its headers name the letter."""
+    """The message to replay, for its letter's own partition; its headers name the letter."""
     assert letter.source is not None
     provenance: list[tuple[str, bytes | None]] = [
         (LETTER, str(letter.at).encode()),

@@ -1,6 +1,6 @@
-"""How many letters of a topic are not back, by error type; each look reads only what is new.
+"""How many letters of a topic are not replayed, by error type; each scan reads only new ones.
 
-Memory is bounded: ten bytes for each letter that is not back, up to a limit. Letters beyond it are
+Memory is bounded: ten bytes per letter that is not replayed, up to a limit. Letters beyond it are
 counted by their offsets, as type `other`, and read once there is room.
 """
 
@@ -25,31 +25,31 @@ OTHER, UNKNOWN = "other", "?"
 
 
 class _Part:
-    """Of one partition, the letters that are not back, as far as it was read."""
+    """For one partition, the letters that are not replayed, as far as it was read."""
 
     def __init__(self) -> None:
         #: ascending; `kinds` has the number of each one's type
         self.offsets, self.kinds = array("q"), array("B")
         self.read_to = 0
-        #: where the log starts and what was committed, at the last look
+        #: start of the log and committed offset at the last scan
         self.seen: Any = None
 
 
 class NotBack:
-    """The counts, of which each `measure` returns the present ones."""
+    """The counts; each `measure` returns the current ones."""
 
     def __init__(
         self, box: Box, group: str, where: Condition | None = None, letters_max: int = LETTERS_MAX
     ) -> None:
-        """`group` keeps which letters went back; `where` chooses letters."""
+        """`group` records which letters were replayed; `where` selects letters."""
         self._box, self._group, self._where = box, group, where
         self._letters_max = letters_max
         self._parts: dict[TopicPartition, _Part] = {}
-        #: number -> its type, and how many letters have it; a number without letters is used again
+        #: number -> its type, and how many letters have it; unused numbers are assigned again
         self._names, self._counts = [OTHER], [0]
 
     def measure(self) -> dict[str, int]:
-        """Letters that are not back, by type. Raises WeftError where that cannot be known."""
+        """Unreplayed letters by type. Raises WeftError if that is unknown."""
         try:
             # Up to date; how many offsets were left unread
             ranges = self._box.ranges(self._box.topic)
@@ -82,7 +82,7 @@ class NotBack:
         return found
 
     def _drop(self, part: _Part, is_gone: Any) -> None:
-        """Forget those letters of a partition."""
+        """Drop those letters of a partition."""
         offsets, kinds = array("q"), array("B")
         for offset, kind in zip(part.offsets, part.kinds, strict=True):
             if is_gone(offset):
@@ -97,7 +97,7 @@ class NotBack:
         wanted: dict[TopicPartition, tuple[int, int]],
         progress: dict[TopicPartition, Progress],
     ) -> None:
-        """Take what is new, as far as there is room."""
+        """Read new letters, as far as there is room."""
         room = self._letters_max - sum(self._counts)
         if room <= 0:
             return
@@ -120,7 +120,7 @@ class NotBack:
             self._parts[where].read_to = end
 
     def _kind(self, record: Record[Any]) -> int | None:
-        """The number of its type; None: not of the letters that are counted."""
+        """The number of its type; None if it is not selected."""
         letter = letter_of(record)
         if self._where is not None and not self._where.matches(letter.field):
             return None

@@ -1,10 +1,10 @@
-"""Which letters go back, in which order, and how far a replay has come; pure.
+"""Which letters are replayed, in which order, and how far a replay has come; pure.
 
-Order: in each partition of the source by the offset that the record had at first. A consumer that
-is ordered by key or partition keeps it, so records of one key need not wait for each other.
+Order: in each partition of the source by the record's original offset. A consumer that is ordered
+by key or partition keeps it, so records of one key need not wait for each other.
 
 Progress is what Weft always commits: a frontier and an offset map for each partition of the
-dead-letter topic, in a group of its own. A letter is done when it went back.
+dead-letter topic, in a separate group. A letter is done when it was replayed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Lane = tuple[str, int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the caller chose; `stale=None` is not chosen yet."""
+    """The caller's choices; `stale=None` is not chosen yet."""
 
     stale: Stale | None = None
     replays_max: int = 3
@@ -42,19 +42,19 @@ class Plan:
 
     letters: int = 0
     brought: int = 0
-    #: letters that do not go, by reason
+    #: letters that are left out, by reason
     left_out: Counter[str] = field(default_factory=Counter)
-    #: they go in this order
+    #: in sending order
     going: list[Letter] = field(default_factory=list)
-    #: letters that may go, as far as nothing but their age is against it
+    #: letters that may be sent, if their age is ignored
     eligible: int = 0
     #: of those, how many would run after newer records of their key
     stale: int = 0
-    #: letter -> others that are the same record of the source, and are done with it
+    #: letter -> others of the same source record, which are done with it
     twins: dict[tuple[str, int, int], list[Letter]] = field(default_factory=dict)
 
     def types(self) -> Counter[str]:
-        """How many go, by type of error."""
+        """How many are sent, by type of error."""
         return Counter(one.error_type or "?" for one in self.going)
 
     def facts(self) -> dict[str, Any]:
@@ -69,26 +69,26 @@ class Plan:
         }
 
     def staleness(self) -> str:
-        """In words, how many are stale."""
+        """How many are stale, as text."""
         count = f"{self.stale:,} of {self.eligible:,}"
         return f"{count} letters would run after newer records of their key"
 
 
 class Progress:
-    """Of one partition of the dead-letter topic, which letters went back."""
+    """For one partition of the dead-letter topic, which letters were replayed."""
 
     def __init__(self, where: TopicPartition, start: int, end: int) -> None:
         self._where = where
         self._frontier = start
         self._end = end
-        #: ascending offsets of what the topic holds, letters or not
+        #: ascending offsets of all records of the topic, letters or not
         self._offsets: list[int] = []
         self._done: set[int] = set()
         self._done_below = start
         self._map_top, self._map_holes = start - 1, frozenset[int]()
 
     def restore(self, group: str, offset: int | None, metadata: str) -> None:
-        """Take over what the group has committed; ConfigError when it is of another topic."""
+        """Restore the group's commit; ConfigError if it belongs to another topic."""
         if offset is None:
             return
         if offset > self._end:
@@ -105,21 +105,21 @@ class Progress:
         self._map_top, self._map_holes = found.highest_seen, frozenset(found.not_done)
 
     def has(self, offset: int) -> bool:
-        """Whether the letter at this offset went back."""
+        """Whether the letter at this offset was replayed."""
         if offset < self._done_below or offset in self._done:
             return True
         return offset <= self._map_top and offset not in self._map_holes
 
     def seen(self, offset: int) -> None:
-        """The topic holds a record there; ascending."""
+        """The topic has a record there; ascending."""
         self._offsets.append(offset)
 
     def done(self, offset: int) -> None:
-        """The letter there went back."""
+        """The letter there was replayed."""
         self._done.add(offset)
 
     def commit(self) -> tuple[ToCommit, bool]:
-        """The frontier and the map, and whether it is whole: Kafka stores 4,096 characters.
+        """The frontier and the map, and whether it is complete: Kafka stores 4,096 characters.
 
         What is cut off is found in the source's log: a replayed record names its letter.
         """
@@ -136,23 +136,23 @@ class Progress:
 
 
 class Guard:
-    """Finds letters whose key has had newer records since, in one look through the source.
+    """Finds letters whose key has had newer records since, in one scan of the source.
 
-    Newer counts by the offset that a record had at first. Records that wait as letters themselves
-    never ran, so they are not newer; a letter that went back did.
+    Newer is defined by the original offsets. Records that wait as letters themselves never ran, so
+    they are not newer; a replayed letter did.
     """
 
     def __init__(self, pending: Iterable[Letter], *, home: bool = True) -> None:
-        """`home`: they go back into this log, so that what went is found in it."""
+        """`home`: they are replayed into this log, so replayed ones are found in it."""
         self._home = home
         self._pending: dict[str, Letter] = {str(one.at): one for one in pending}
         #: topic -> partition, offset of a record that waits as a letter
         self._sources: set[tuple[str, int, int]] = set()
         self._positions: set[tuple[str, int, int]] = set()
         self._lanes: dict[Lane, int] = {}
-        #: records whose letters may be without their key -> that key, once seen
+        #: records whose letters may lack their key -> that key, once seen
         self._cut: dict[tuple[str, int, int], bytes | None] = {}
-        #: where to begin to look
+        #: where to start the scan
         self.starts: dict[TopicPartition, int] = {}
         for one in self._pending.values():
             source = one.source
@@ -165,11 +165,11 @@ class Guard:
                 self._cut[source] = one.key
             elif one.key is not None:
                 self._lanes.setdefault((*where, one.key), -1)
-        #: where records were that the log shows to have come back, whatever the progress says
+        #: places of records that were replayed according to the log, whatever the progress shows
         self._brought: set[Place] = set()
 
     def look(self, records: Iterable[Record[bytes | None]]) -> None:
-        """Records of the source, ascending."""
+        """Scan records of the source, ascending."""
         for record in records:
             letter, position = origin_of(record)
             if letter is not None and (found := self._pending.get(letter)) is not None:
@@ -192,7 +192,7 @@ class Guard:
                 self._lanes[lane] = position
 
     def is_brought(self, letter: Letter) -> bool:
-        """Whether the log shows that its record came back, by this letter or another one of it."""
+        """Whether the log shows that its record was replayed, from this letter or another one."""
         return self._home and letter.source in self._brought
 
     def is_stale(self, letter: Letter) -> bool:
@@ -212,7 +212,7 @@ def make_plan(
     guard: Guard,
     rules: Rules,
 ) -> Plan:
-    """Which of these letters go. `meant` has the places of those that --where means."""
+    """Which of these letters are sent. `meant` has the places of those that --where selects."""
     plan = Plan(letters=len(letters))
     candidates: dict[tuple[str, int, int], Letter] = {}
     for one in letters:
@@ -249,7 +249,7 @@ def make_plan(
 
 
 def _in_turn(letters: Iterable[Letter]) -> list[Letter]:
-    """Each partition in its order, and all of them side by side."""
+    """Each partition in its order, interleaved."""
     places: Counter[TopicPartition] = Counter()
     ranked = []
     for one in sorted(letters, key=_turn):

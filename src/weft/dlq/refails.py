@@ -1,4 +1,4 @@
-"""`--stop-key-on-refail`: one letter of a key at a time, and none behind one that failed again."""
+"""`--stop-key-on-refail`: one letter per key at a time, and none after one that failed again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BEHIND = "behind a letter of their key that failed again, or had no outcome in t
 
 
 class Careful:
-    """Sends round by round, and waits for the outcome of each.
+    """Sends in rounds, and waits for the outcome of each letter.
 
-    The outcome is in the group's commits: a record is done once the frontier or the map has it, and
-    a letter of it is written before that.
+    The outcome is in the group's commits: a record is done once the frontier or the map has it; a
+    new letter of it would be written before that.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Careful:
         on_progress: OnProgress = lambda *_: None,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`commits` reads those of the group that handles; each outcome may take `outcome_s`."""
+        """`commits` reads those of the handling group; each outcome may take `outcome_s`."""
         self._replay, self._commits = replay, commits
         self._outcome_s, self._on_progress, self._rest = outcome_s, on_progress, rest
         self._read_to = {where: end for where, (_, end) in self._letters_now().items()}
@@ -63,7 +63,7 @@ class Careful:
         return outcome
 
     def _not_well(self, went: Sequence[tuple[Letter, Sent]]) -> dict[Place, bool]:
-        """Letter -> whether it failed again; False: it has no outcome in time."""
+        """Letter -> whether it failed again; False: no outcome in time."""
         waiting = {Place(one.topic, one.partition, one.offset): letter for letter, one in went}
         sent = dict(waiting)
         deadline = time.monotonic() + self._outcome_s
@@ -78,7 +78,7 @@ class Careful:
             if waiting:
                 self._rest(LOOK_EVERY_S)
         found = dict.fromkeys((letter.at for letter in waiting.values()), False)
-        # What has come to the dead-letter topic since the last look
+        # New letters in the dead-letter topic since the last check
         now = self._letters_now()
         ranges = {
             where: (self._read_to.get(where, start), end) for where, (start, end) in now.items()

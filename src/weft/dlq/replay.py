@@ -1,8 +1,8 @@
-"""A replay: it reads the letters, looks through their source, and sends what goes.
+"""A replay: reads the letters, scans their source, and sends the chosen ones.
 
-Each transaction holds records and the progress over them. A replay that was killed left either
-both or neither, and the next one under the same group continues behind it; while it runs, a second
-one fences it.
+Each transaction has records and the progress over them. A killed replay left either both or
+neither, and the next one under the same group continues after it; a second concurrent one fences
+the first.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from weft.where import Fields
 
 ANSWER_S = 10.0
 LOOK_UP_S = 30.0
-#: the group's offsets wait for a transaction that a killed replay left open, which ends after 10 s
+#: reads of the group's offsets wait for a killed replay's open transaction, which ends after 10 s
 PROGRESS_S = 20.0
-#: of one transaction, which has ten seconds
+#: size of one transaction, which has ten seconds
 TRANSACTION_RECORDS_MAX = 500
 TRANSACTION_BYTES_MAX = 4 * 2**20
-#: of what is in memory
+#: limit of what is in memory
 BATCH_RECORDS_MAX = 5_000
 BATCH_BYTES_MAX = 32 * 2**20
-#: between two looks at what has come to the source meanwhile
+#: interval of scans for new records of the source
 LOOK_AGAIN_S = 5.0
 ATTEMPTS = 5
 
-#: the record as it was -> as it goes; None: it does not go
+#: takes the original record, returns the record to send; None: it is left out
 Repair = Callable[[Record[Any]], Record[Any] | None]
-#: so many of so many, for a progress bar
+#: (what, done, total), for a progress bar
 OnProgress = Callable[[str, int, int], None]
 _T = TypeVar("_T")
-#: a letter, its record as it was, and the message that goes
+#: a letter, its original record, and the message to send
 _Made = tuple[Letter, Record[Any], OutMessage]
 
 
 class Matching(Protocol):
-    """Chooses letters, as a `weft.where.Condition` does."""
+    """Selects letters, like a `weft.where.Condition`."""
 
     def matches(self, fields: Fields) -> bool:
-        """Whether a letter is meant."""
+        """Whether a letter is selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the caller asked for."""
+    """The caller's request."""
 
     topic: str
-    #: in place of the letters' own topic
+    #: instead of the letters' own topic
     to: str | None = None
     where: Matching | None = None
     rules: Rules = field(default_factory=Rules)
@@ -68,15 +68,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is read for a replay, in offsets; what runs beside handlers has limits."""
+    """How much a replay may read, in offsets, if it runs beside handlers."""
 
-    #: of the dead-letter topic: its letters are held
+    #: of the dead-letter topic: its letters are kept in memory
     letters: int
-    #: of the source, in one look
+    #: of the source, per scan
     looked: int
 
     def check(self, topic: str, what: str, count: int, count_max: int) -> None:
-        """ConfigError, with the command that has no limits, for more than that."""
+        """ConfigError above the limit; it names the command, which has no limits."""
         if count > count_max:
             raise ConfigError(
                 f"{what} holds {count:,} offsets, more than the {count_max:,} that are read here: "
@@ -86,11 +86,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Outcome:
-    """What went."""
+    """What was sent."""
 
     sent: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    #: known only where outcomes are waited for
+    #: known only if outcomes are awaited
     again: int = 0
 
 
@@ -126,13 +126,13 @@ class Box:
         self.admin.close()
 
     def ranges(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
-        """What the topic's logs hold, up to the oldest open transaction."""
+        """The offsets of the topic's logs, up to the oldest open transaction."""
         starts = self.admin.starts([topic], timeout_s=ANSWER_S)
         ends = self.admin.ends([topic], committed=True, timeout_s=ANSWER_S)
         return {where: (start, ends[where]) for where, start in starts.items()}
 
     def read(self, group: str, keep: Callable[[Record[Any]], None] = lambda _: None) -> None:
-        """Read every letter there is now, and what the group has brought back."""
+        """Read every present letter, and the group's progress."""
         ranges = self.ranges(self.topic)
         total = sum(end - start for start, end in ranges.values())
         if self._limits is not None:
@@ -150,20 +150,20 @@ class Box:
         self.letters.sort(key=lambda one: one.at)
 
     def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
-        """The records at these places, those that are still there."""
+        """The records at these places that still exist."""
         known = self.admin.describe(sorted({place.topic for place in places}), ANSWER_S)
         here = {place for place in places if place.topic in known}
         yield from fetch_stored(self.admin, self.reader, here, ANSWER_S)
 
     def progress_after(self, letters: Sequence[Letter]) -> bool:
-        """Whether commits can hold that all these went."""
+        """Whether commits can record that all these were sent."""
         after = copy.deepcopy(self.progress)
         for one in letters:
             after[one.at[:2]].done(one.at.offset)
         return all(one.commit()[1] for one in after.values())
 
     def is_brought(self, letter: Letter) -> bool:
-        """Whether it went back, by the group's progress."""
+        """Whether it was replayed, by the group's progress."""
         return self.progress[letter.at[:2]].has(letter.at.offset)
 
 
@@ -178,14 +178,14 @@ class Replay:
         on_progress: OnProgress = lambda *_: None,
         limits: Limits | None = None,
     ) -> None:
-        """`on_progress` may raise, between two batches: that ends it."""
+        """`on_progress` may raise between two batches to end the replay."""
         self._wanted, self._group = wanted, group
         self._on_progress, self._limits = on_progress, limits
         self.box = Box(connection, wanted.topic, on_progress, limits)
         self._transactions = connection.transactions(group)
         self._meant: set[str] = set()
         self._guard = Guard(())
-        #: the end of the source's logs as far as they were looked through
+        #: the offsets of the source's logs up to which they were scanned
         self._looked: dict[TopicPartition, int] = {}
         self._looked_at = 0.0
         self._pace = _Pace(wanted.rate_per_s)
@@ -196,21 +196,21 @@ class Replay:
         self.box.close()
 
     def begin(self) -> None:
-        """Shut out an earlier replay that still runs: what it sends after this is refused.
+        """Fence an earlier replay that still runs: its later sends are refused.
 
-        Before `look`, so that what was left open by one that was killed is ended, and seen.
+        Called before `look`, so that an open transaction of a killed one is ended, and visible.
         """
         self._transactions.open()
 
     def look(self) -> None:
-        """Read the letters, check where they would go, and look through their source."""
+        """Read the letters, check their targets, and scan their source."""
         self.box.read(self._group)
         where = self._wanted.where
         self._meant = {
             str(one.at) for one in self.box.letters if where is None or where.matches(one.field)
         }
         pending = [one for one in self.box.letters if one.source and not self.box.is_brought(one)]
-        # ConfigError unless each letter's own partition is where it would go
+        # ConfigError unless each letter's own partition exists in its target
         letters = [one for one in pending if str(one.at) in self._meant]
         sources = {one.source.topic for one in letters if one.source}
         names = sources | {self._topic_of(one) for one in letters}
@@ -241,12 +241,12 @@ class Replay:
             self.box.progress[one.at[:2]].done(one.at.offset)
 
     def plan(self, rules: Rules | None = None) -> Plan:
-        """What would go now."""
+        """The current plan."""
         chosen = rules or self._wanted.rules
         return make_plan(self.box.letters, self._meant, self.box.progress, self._guard, chosen)
 
     def decide(self, rules: Rules) -> None:
-        """What was not chosen yet."""
+        """Set choices that were not made yet."""
         self._wanted = replace(self._wanted, rules=rules)
 
     def _topic_of(self, letter: Letter) -> str:
@@ -254,7 +254,7 @@ class Replay:
         return self._wanted.to or letter.source.topic
 
     def targets(self, plan: Plan) -> list[str]:
-        """The topics that it goes to."""
+        """The target topics."""
         return sorted({self._topic_of(one) for one in plan.going})
 
     def readers(self, topics: Sequence[str]) -> dict[str, list[str]]:
@@ -266,14 +266,14 @@ class Replay:
         }
 
     def other_groups(self, plan: Plan, readers: Mapping[str, Sequence[str]]) -> list[str]:
-        """Of these readers those that would get the records beside the letters' own group."""
+        """The readers that would get the records besides the letters' own group."""
         ours = {one.group for one in plan.going}
         if len(set().union(*readers.values())) <= 1:
             return []
         return sorted({one for names in readers.values() for one in names if one not in ours})
 
     def _look_on(self) -> None:
-        """Look through the source from where the last look ended; at first, the oldest letter."""
+        """Scan the source from the end of the last scan; at first, from the oldest letter."""
         starts = self._guard.starts
         topics = sorted({topic for topic, _ in starts})
         if not topics:
@@ -298,7 +298,7 @@ class Replay:
     # -- sending -----------------------------------------------------------------------------------
 
     def examples(self, plan: Plan, count: int) -> list[tuple[Record[Any], OutMessage]]:
-        """The first few that --map changes: the record as it was, and the message that would go."""
+        """The first few that --map changes: the original record, and the message to send."""
         made = self._made(plan.going[: 20 * count], Outcome())
         changed = (
             (record, message) for _, record, message in made if message.value != record.value
@@ -306,9 +306,9 @@ class Replay:
         return list(islice(changed, count))
 
     def check(self, plan: Plan) -> None:
-        """ConfigError when so much would go elsewhere that the progress over it cannot be kept."""
+        """ConfigError if the progress over letters for another topic would be too large to keep."""
         if self._wanted.to is None:
-            return  # the log itself shows what went
+            return  # the log itself shows which were sent
         whole = self.box.progress_after(plan.going)
         if not whole:
             raise ConfigError(
@@ -317,9 +317,9 @@ class Replay:
             )
 
     def send(self, plan: Plan, outcome: Outcome | None = None) -> Outcome:
-        """Send what goes, in its order, in transactions with the progress.
+        """Send the chosen letters, in order, in transactions with the progress.
 
-        A given `outcome` is kept up to date, for who needs it although this raises.
+        A given `outcome` is updated continuously, for callers that need it if this raises.
         """
         outcome = outcome or Outcome()
         taken = 0
@@ -334,7 +334,7 @@ class Replay:
     def send_some(
         self, plan: Plan, letters: Sequence[Letter], outcome: Outcome
     ) -> list[tuple[Letter, Sent]]:
-        """Send these; where they are now. Those that have become stale are left out."""
+        """Send these; returns their new places. Letters that became stale are left out."""
         if time.monotonic() - self._looked_at > LOOK_AGAIN_S:
             self._look_on()
         if self._wanted.rules.stale != "replay":
@@ -360,8 +360,8 @@ class Replay:
         return went
 
     def _made(self, letters: Sequence[Letter], outcome: Outcome) -> Iterator[_Made]:
-        """Letters with their records as they were, and the messages that go."""
-        # Letter -> the record as it was; of cut ones from the source, if it still has them
+        """Letters with their original records, and the messages to send."""
+        # Letter -> the original record; for cut ones from the source, if it still has them
         wanted: dict[Place, list[Letter]] = {}
         for one in letters:
             place = one.source if one.is_cut and one.source else one.at
@@ -390,7 +390,7 @@ class Replay:
             yield letter, record, homeward(letter, self._topic_of(letter), repaired)
 
     def _transact(self, plan: Plan, part: Sequence[_Made]) -> Sequence[Delivery | None]:
-        """One transaction; FatalError when it cannot be."""
+        """One transaction; FatalError if it fails."""
         touched = set()
         for letter, _, _ in part:
             assert letter.source is not None
@@ -427,7 +427,7 @@ class Replay:
 
 
 def _refused(transactions: Any, part: Sequence[_Made], end: TransactionEnd) -> str:
-    """Which letter the broker will never take, and why."""
+    """The letter that the broker will never accept, and the reason."""
     for (letter, _, message), delivery in zip(part, end.deliveries, strict=False):
         if delivery is not None and delivery.error and transactions.is_refusal(delivery):
             return (
@@ -438,9 +438,9 @@ def _refused(transactions: Any, part: Sequence[_Made], end: TransactionEnd) -> s
 
 
 def _as_it_was(letter: Letter, record: Record[Any]) -> Record[Any]:
-    """The record by its source's place, its own headers alone."""
+    """The record at its source's place, with only its own headers."""
     assert letter.source is not None
-    # Of a cut letter it is the source's record, which may be a replayed one.
+    # For a cut letter it is the source's record, which may be a replayed one.
     headers = without(record.headers, (REPLAY,)) if letter.is_cut else letter.own_headers
     return Record(*letter.source, record.timestamp_ms, record.key, record.value, headers)
 
@@ -465,19 +465,19 @@ def _pieces(
 
 
 class _Pace:
-    """So many letters per second."""
+    """Limits the letters per second."""
 
     def __init__(self, rate_per_s: float | None) -> None:
         self._rate = rate_per_s
         self._next = time.monotonic()
-        #: in one transaction: those of a second, and in one piece: those of ten
+        #: letters of one transaction: those of a second; of one piece: those of ten
         self.at_once, self.at_a_time = TRANSACTION_RECORDS_MAX, BATCH_RECORDS_MAX
         if rate_per_s is not None:
             self.at_once = max(1, min(TRANSACTION_RECORDS_MAX, int(rate_per_s)))
             self.at_a_time = min(BATCH_RECORDS_MAX, 10 * self.at_once)
 
     def wait(self, count: int) -> None:
-        """Until so many more may go."""
+        """Wait until so many more may be sent."""
         if self._rate is None:
             return
         now = time.monotonic()

@@ -22,7 +22,7 @@ SQLITE_BUSY_S = 60.0
 
 
 def pool_size(ledger: SqlLedger, concurrency: int) -> int:
-    """Connections, and so calls at once. SQLite has one writer at a time."""
+    """The number of connections, and so of concurrent calls. SQLite has one writer at a time."""
     return 1 if ledger.backend == "sqlite" else min(concurrency, POOL_MAX)
 
 
@@ -68,7 +68,7 @@ def _made(make: Callable[..., Any], url: str, ledger: SqlLedger, concurrency: in
 
 
 def begin_immediately(engine: Engine) -> None:
-    """SQLite: take the write lock when the transaction begins.
+    """SQLite: take the write lock when the transaction starts.
 
     Deferred ones fail with "database is locked" as soon as two threads have read before they
     write (294 of 480, measured).
@@ -96,7 +96,7 @@ class _Guarded(Connection):
     commit = rollback = close = _refuse
 
 
-#: what a handler asked of its `tx`: each call by its name, to be looked at when it has returned
+#: a handler's calls on its `tx`, by name, to be checked when it has returned
 _CALLS: ContextVar[list[tuple[str, Coroutine[Any, Any, Any]]]] = ContextVar("calls")
 
 
@@ -110,7 +110,7 @@ def _awaited(name: str) -> Any:
     @functools.wraps(original)
     def call(self: AsyncConnection, *arguments: Any, **options: Any) -> Any:
         made = original(self, *arguments, **options)
-        _CALLS.get([]).append((name, made))  # without one: a context that is not the handler's
+        _CALLS.get([]).append((name, made))  # default: a context that is not the handler's
         return made
 
     return call
@@ -127,10 +127,10 @@ class _GuardedAsync(AsyncConnection):
 
 @contextmanager
 def guarded(connection: Connection | AsyncConnection) -> Iterator[Any]:
-    """The handler's view of the transaction: all of it but its end, which is the ledger's."""
+    """The handler's view of the transaction: everything except its end, which is the ledger's."""
     plain = type(connection)
-    # The class is changed, not the object wrapped: the handler's `tx` is a real Connection, which
-    # ORM sessions and `isinstance` accept.
+    # The class is changed, not the object wrapped: the handler's `tx` is a real Connection, for
+    # ORM sessions and `isinstance`.
     connection.__class__ = _GuardedAsync if isinstance(connection, AsyncConnection) else _Guarded
     calls: list[tuple[str, Coroutine[Any, Any, Any]]] = []
     _CALLS.set(calls)
@@ -138,7 +138,7 @@ def guarded(connection: Connection | AsyncConnection) -> Iterator[Any]:
         yield connection
         for name, call in calls:
             if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                call.close()  # or Python warns of it once more, later and elsewhere
+                call.close()  # otherwise Python warns of it again, later and elsewhere
                 raise NotAwaited(f"tx.{name}(...) was not awaited: write await tx.{name}(...)")
     finally:
         connection.__class__ = plain

@@ -1,11 +1,11 @@
 """A handler inside the ledger's transaction: select, handle, insert, commit.
 
-Two members may handle one record at once, while a partition moves. Both find no id, both write,
-and the second insert violates the primary key: its transaction is rolled back and the record
+Two members may handle one record concurrently, while a partition moves. Both find no id, both
+write, and the second insert violates the primary key: its transaction is rolled back and the record
 counts as done, because it is.
 
-A record that `weft redo` has handled again is handled although its id is there. Its row is replaced
-in the transaction of its writes, so a crash leaves both as they were.
+A record that `weft redo` handles again is handled although its id exists. Its row is replaced in
+the transaction of its writes, so a crash leaves both as they were.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.types import Committed, Record, Redone
 _log = logging.getLogger("weft")
 
 PRUNE_EVERY_S = 60.0
-#: scope, id, and the offset where the id is one
+#: scope, id, and the offset if the id is one
 _Row = tuple[str, str, int | None]
 
 
@@ -49,12 +49,12 @@ class LedgerRun:
         concurrency: int,
         topic_id: Callable[[str], str] = str,
     ) -> None:
-        """`topic_id`: topic -> its id; asked once for each topic, may wait for the network."""
+        """`topic_id`: topic -> its id; called once per topic, may wait for the network."""
         self.ledger = ledger
         #: ids by topic; cleared when a topic was recreated
         self.topic_ids: dict[str, str] = {}
         self._topic_id = topic_id
-        #: records that were recognised and not handled again
+        #: recognised records, which were not handled again
         self.repeats = 0
         self._group = group
         self._async = use_async
@@ -66,11 +66,11 @@ class LedgerRun:
 
     @property
     def concurrency(self) -> int:
-        """Calls at once: what the pool has connections for."""
+        """Concurrent calls: the number of connections in the pool."""
         return pool_size(self.ledger, self._concurrency)
 
     def prepare(self) -> None:
-        """Make or migrate the table; raises ConfigError when the database cannot be used."""
+        """Create or migrate the table; raises ConfigError if the database cannot be used."""
         engine = make_engine(self.ledger_for_admin(), 1)
         try:
             with engine.begin() as connection:
@@ -101,7 +101,7 @@ class LedgerRun:
         return f"{self._group}/{self.topic_id_of(topic)}/{partition}"
 
     def topic_id_of(self, topic: str) -> str:
-        """The topic's id, asked for once."""
+        """The topic's id, looked up once."""
         known = self.topic_ids.get(topic)
         if known is None:
             known = self.topic_ids[topic] = self._topic_id(topic)
@@ -167,9 +167,9 @@ class LedgerRun:
     def _left(
         self, records: Sequence[Record], rows: Sequence[_Row], found: Any
     ) -> tuple[list[int], list[tuple[str, str]]]:
-        """Which of the records to handle, and ids of theirs that are in the ledger.
+        """Which of the records to handle, and their ids that are in the ledger.
 
-        Those that are not there yet, a batch's own duplicates once, and all of `weft redo`.
+        Those that are not in it, a batch's own duplicates once, and all of `weft redo`.
         """
         stored = {tuple(row) for row in found}
         seen, left, replaced = set(stored), [], []
@@ -185,11 +185,11 @@ class LedgerRun:
         return left, replaced
 
     def _clash(self, error: IntegrityError, records: Sequence[Record]) -> None:
-        """Find out: was it our id, stored by another member meanwhile, or the handler's mistake."""
+        """Find out whether another member stored the same id meanwhile, or the handler is wrong."""
         if "weft_ledger" not in str(error.orig) and "weft_ledger" not in str(error.statement):
             raise error
         if len(records) > 1 or isinstance(records[0], Redone):
-            raise error  # the batch is tried again and then finds what is there; a redo has failed
+            raise error  # the batch is retried and then finds the stored ids; a redo has failed
         self._count(1)
 
     def _count(self, repeats: int) -> None:
@@ -199,7 +199,7 @@ class LedgerRun:
     # -- pruning -----------------------------------------------------------------------------------
 
     def prune(self, committed: Sequence[Committed]) -> None:
-        """Drop what is old: behind the frontier for offsets, by age alone for other ids."""
+        """Drop old ids: behind the frontier for offsets, by age alone for other ids."""
         now = time.monotonic()
         if now < self._prune_at:
             return
@@ -223,12 +223,12 @@ class LedgerRun:
             engine.dispose()
 
     def close(self) -> None:
-        """Give the connections of `def` handlers back."""
+        """Close the connections of `def` handlers."""
         if self._engine is not None:
             self._engine.dispose()
 
     async def close_async(self) -> None:
-        """Give those of `async def` handlers back, on the loop that opened them."""
+        """Close those of `async def` handlers, on the loop that opened them."""
         if self._async_engine is not None:
             await self._async_engine.dispose()
 
@@ -238,7 +238,7 @@ def _records(argument: Any) -> Sequence[Record]:
 
 
 def _only(argument: Any, left: list[int]) -> Any:
-    """The record, or the batch without the records that are known."""
+    """The record, or the batch without the known records."""
     if isinstance(argument, Record) or len(left) == len(argument):
         return argument
     return argument.only(left)
@@ -249,7 +249,7 @@ def _keys(rows: Sequence[_Row]) -> list[tuple[str, str]]:
 
 
 def _unique(rows: Sequence[_Row], places: Sequence[int]) -> list[_Row]:
-    """Those at these places; one that a batch handles for two records, and again, is one row."""
+    """The rows at these indexes; an id that occurs twice in a batch is one row."""
     return list({rows[place][:2]: rows[place] for place in places}.values())
 
 
@@ -262,7 +262,7 @@ def _no_outputs(returned: Any) -> None:
 
 
 def _text(one: Any) -> str:
-    """An id of the user's as text; long ones are hashed, types do not collide."""
+    """A user's id as text; long ones are hashed, types do not collide."""
     if isinstance(one, bool) or not isinstance(one, str | int | bytes):
         raise TypeError(
             f"SqlLedger(id=...) returned {type(one).__name__}: return str, int or bytes"

@@ -23,8 +23,8 @@ class SqlLedger:
     """Recognise a repeated record by an id stored with the handler's own writes.
 
     `url`: "sqlite:///file.db" or "postgresql://user:password@host/database".
-    `id`: record -> str, int or bytes; left out it is where the record stands, (group, topic id,
-    partition, offset). Given, it also recognises what a producer sent twice.
+    `id`: record -> str, int or bytes; default: the record's place, (group, topic id, partition,
+    offset). With a function it also recognises duplicates of the producer.
     `keep_s`: how long an id is kept, in seconds.
     """
 
@@ -49,7 +49,7 @@ class SqlLedger:
         return re.split(r"[+:]", self.url, maxsplit=1)[0]
 
     def url_for(self, *, use_async: bool) -> str:
-        """The URL with a driver that fits the handler; raises ConfigError for one that does not."""
+        """The URL with a driver that fits the handler; raises ConfigError if it cannot."""
         scheme, rest = self.url.split(":", 1)
         if "+" not in scheme:
             return f"{BACKENDS[self.backend][use_async]}:{rest}"

@@ -32,10 +32,10 @@ _metadata = MetaData()
 LEDGER = Table(
     "weft_ledger",
     _metadata,
-    #: group, or group/topic id/partition where the id is an offset
+    #: group, or group/topic id/partition if the id is an offset
     Column("scope", String(SCOPE_CHARS), primary_key=True),
     Column("id", String(ID_CHARS), primary_key=True),
-    #: the offset, where the id is one: it may go only once the frontier has passed it
+    #: the offset, if the id is one: removed only after the frontier has passed it
     Column("position", BigInteger, nullable=True),
     #: UNIX seconds
     Column("done_at", Float, nullable=False, index=True),
@@ -44,7 +44,7 @@ META = Table("weft_ledger_meta", _metadata, Column("version", Integer, primary_k
 
 
 def migrate(connection: Connection) -> None:
-    """Make the tables, or bring them to this version; refuses those of a newer Weft."""
+    """Create the tables, or migrate them to this version; refuses those of a newer Weft."""
     if not inspect(connection).has_table(META.name):
         _metadata.create_all(connection)
         if connection.execute(select(META.c.version)).first() is None:
@@ -62,14 +62,14 @@ def migrate(connection: Connection) -> None:
 
 
 def known(ids: list[tuple[str, str]]) -> Any:
-    """The statement that finds which of these (scope, id) are in the ledger already."""
+    """The statement that finds which of these (scope, id) are in the ledger."""
     from sqlalchemy import tuple_
 
     return select(LEDGER.c.scope, LEDGER.c.id).where(tuple_(LEDGER.c.scope, LEDGER.c.id).in_(ids))
 
 
 def remember(rows: list[tuple[str, str, int | None]]) -> tuple[Any, list[dict[str, Any]]]:
-    """The statement, with its rows, that puts these ids into the ledger."""
+    """The statement, with its rows, that inserts these ids."""
     now = time.time()
     return insert(LEDGER), [
         {"scope": scope, "id": one, "position": position, "done_at": now}
@@ -85,14 +85,14 @@ def forget(ids: list[tuple[str, str]]) -> Any:
 
 
 def prune_passed(scope: str, frontier: int, before: float) -> Any:
-    """Old offsets behind the frontier, which will not be delivered again."""
+    """Old offsets behind the frontier, which are not delivered again."""
     return delete(LEDGER).where(
         LEDGER.c.scope == scope, LEDGER.c.position < frontier, LEDGER.c.done_at < before
     )
 
 
 def prune_old(scope: str, before: float) -> Any:
-    """Ids of the user's own that are old."""
+    """Old ids from the user's own function."""
     return delete(LEDGER).where(
         LEDGER.c.scope == scope, LEDGER.c.position.is_(None), LEDGER.c.done_at < before
     )

@@ -1,7 +1,7 @@
 """The test kit: test apps and handlers on a broker in memory, or on a real one.
 
-`run(app, records)` is the short way. `MemoryKafka` is a broker to play with: rebalances, gaps,
-faults, crash points. `VirtualClock` skips the waiting. The pytest fixtures `memory_broker` and
+`run(app, records)` is the short way. `MemoryKafka` is a broker for experiments: rebalances, gaps,
+faults, crash points. `VirtualClock` skips waits. The pytest fixtures `memory_broker` and
 `kafka_broker` (a real Kafka) come with the package. docs/testing.md has examples.
 """
 

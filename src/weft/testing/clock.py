@@ -1,9 +1,9 @@
 """A clock that skips the time in which nothing happens.
 
-While a handler runs or an output is in flight, real time passes. While every member
-only waits (for a retry's delay, for the next commit), it jumps to what comes next: thirty seconds
-between two attempts cost a test nothing. So time-outs of handlers that really take their time
-happen as they would in production, and no test can hang because time has stopped.
+While a handler runs or an output is in flight, real time passes. While every member only waits (for
+a retry's delay, for the next commit), the clock jumps to the next event: thirty seconds between two
+attempts cost a test nothing. So time-outs of handlers that really take time happen as in
+production, and no test hangs because time has stopped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 
 
 class VirtualClock:
-    """Give it to `weft.testing.run(clock=)` or `MemoryKafka(clock=)`. Any thread."""
+    """For `weft.testing.run(clock=)` or `MemoryKafka(clock=)`. Thread-safe."""
 
     def __init__(self) -> None:
-        #: how much was skipped so far, in seconds
+        #: skipped seconds so far
         self.skipped_s = 0.0
         self._began_s = time.monotonic()
         self._changed = threading.Condition()
@@ -33,7 +33,7 @@ class VirtualClock:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was made, skipped ones included."""
+        """Seconds since it was created, with skipped ones."""
         return self.now() - self._began_s
 
     # -- for handlers ------------------------------------------------------------------------------
@@ -82,17 +82,17 @@ class VirtualClock:
         self._members.append(under_way)
 
     def quiet(self) -> bool:
-        """Nothing is under way but handlers that wait on this clock.
+        """Whether nothing runs except handlers that wait on this clock.
 
-        It goes into the members' doors: not to be called with a lock that a thread inside a door
-        may want.
+        It enters the members' doors: do not call it with a lock that a thread inside a door may
+        need.
         """
         under_way = sum(count() for count in tuple(self._members))
         with self._changed:
             return under_way <= len(self._sleepers)
 
     def skip_to(self, when: float) -> None:
-        """Let it be so late, or the time of the first sleeper if that is earlier."""
+        """Skip to this time, or to the time of the first sleeper if that is earlier."""
         with self._changed:
             first = min((until for until, _ in self._sleepers.values()), default=when)
             self.skipped_s += max(0.0, min(when, first) - self.now())

@@ -1,8 +1,8 @@
 """Points at which a test can end a member as if by kill -9.
 
-A dead member is disconnected: its requests are lost, and the group has removed it
-out. Its handlers cannot be killed in a process that lives on, so those that come to a crash point
-are held there, and the others finish unheard. The run ends with exit code 1 and the point's name.
+A dead member is disconnected: its requests are lost, and the group has removed it. Its handlers
+cannot be killed in a process that continues, so those that reach a crash point are blocked there,
+and the results of others are dropped. The run ends with exit code 1 and the point's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Crashed(Exception):
 
 
 class Armed:
-    """The crash that a test has asked for."""
+    """The crash that a test has requested."""
 
     def __init__(self, point: CrashPoint, nth: int) -> None:
         if point not in POINTS:
@@ -43,7 +43,7 @@ class Armed:
         self.left = nth
 
     def strikes(self, point: CrashPoint) -> bool:
-        """A member has come to this point; whether it dies there."""
+        """A member has reached this point; returns whether it dies there."""
         if point != self.point:
             return False
         self.left -= 1
@@ -51,17 +51,17 @@ class Armed:
 
 
 class Mortal(Protocol):
-    """Whatever can be at a crash point."""
+    """A client that can die at a crash point."""
 
     @property
     def dead(self) -> str:
-        """Where it died; empty while it lives."""
+        """The point where it died; empty while it is alive."""
 
     def reach(self, point: CrashPoint) -> bool:
-        """Come to a point; True when dead, now or since before."""
+        """Reach a point; True if dead, now or since before."""
 
     def hold(self) -> None:
-        """Keep this thread of a dead member until the test is over, and raise Crashed then."""
+        """Block this thread of a dead member until the test is over, then raise Crashed."""
 
 
 def around(handler: Callable[..., Any], mortal: Mortal) -> Callable[..., Any]:

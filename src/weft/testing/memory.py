@@ -1,11 +1,11 @@
 """A deterministic Kafka in memory: logs with gaps, groups, commits, transactions.
 
-No thread, no clock, no randomness: the caller decides what happens when. The simulator plays
-every race on it; the port for tests of whole apps wraps it.
+No thread, no clock, no randomness: the caller decides what happens when. The simulator runs every
+race on it; the port for tests of whole apps wraps it.
 
-Groups are asked, and push nothing: a member asks with `heartbeat` what it must do, does it, and
-confirms with `released`. As on a real broker (reference: ClassicGroup and ConsumerGroup of Kafka)
-a commit is checked for member and generation, never for ownership of the partition.
+Groups never push: a member calls `heartbeat` for its next step, performs it, and confirms with
+`released`. As on a real broker (reference: ClassicGroup and ConsumerGroup of Kafka) a commit is
+checked for member and generation, never for ownership of the partition.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ METADATA_TOO_LARGE = "OFFSET_METADATA_TOO_LARGE"
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What the group holds for one partition."""
+    """What the group stores for one partition."""
 
     offset: int
     metadata: str = ""
 
 
 class Change(NamedTuple):
-    """What a member must do now. `lost`: it was thrown out and owns nothing any more."""
+    """A member's next step. `lost`: it was removed and owns nothing any more."""
 
     revoke: tuple[TopicPartition, ...] = ()
     assign: tuple[TopicPartition, ...] = ()
@@ -49,7 +49,7 @@ class Member:
     """One member as the coordinator sees it."""
 
     topics: frozenset[str]
-    #: what a commit of it must carry
+    #: what its commits must carry
     generation: int
     owned: set[TopicPartition] = field(default_factory=set)
 
@@ -64,13 +64,13 @@ class Group:
         self.target: dict[str, set[TopicPartition]] = {}
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.metadata_chars_max = METADATA_CHARS_MAX
-        #: owned when the last change came and not given back since (eager: all of it must be)
+        #: owned at the last change and not released since (eager: all of it must be)
         self._to_release: dict[str, set[TopicPartition]] = {}
 
     # -- membership --------------------------------------------------------------------------------
 
     def join(self, member_id: str, topics: frozenset[str], known: dict[str, int]) -> None:
-        """A member comes in; `known` are all topics with their partition counts."""
+        """A member joins; `known` are all topics with their partition counts."""
         self.members[member_id] = Member(topics, self.generation)
         self.rebalance(known)
 
@@ -103,7 +103,7 @@ class Group:
             self._to_release[member_id] = set(member.owned if self.protocol == "eager" else moving)
 
     def heartbeat(self, member_id: str) -> Change:
-        """What this member must do now; assigning is done by the answer itself."""
+        """This member's next step; an assignment takes effect with the answer."""
         member = self.members.get(member_id)
         if member is None:
             return Change(lost=True)
@@ -118,24 +118,24 @@ class Group:
         return Change(assign=gained)
 
     def released(self, member_id: str, partitions: tuple[TopicPartition, ...]) -> None:
-        """The member has given these back: its revoke callback has returned."""
+        """The member has released these: its revoke callback has returned."""
         member = self.members.get(member_id)
         if member is None:
             return
         member.owned.difference_update(partitions)
         self._to_release.get(member_id, set()).difference_update(partitions)
-        # It rejoins, or acknowledges its new epoch: what it sent before is fenced from here on.
+        # It rejoins, or acknowledges its new epoch: earlier requests are fenced from here on.
         self.generation += 1
         member.generation = self.generation
 
     def owner(self, tp: TopicPartition) -> str | None:
-        """Who owns the partition now, for checks."""
+        """The current owner of the partition, for checks."""
         return next((m for m, member in self.members.items() if tp in member.owned), None)
 
     # -- offsets -----------------------------------------------------------------------------------
 
     def fence(self, member_id: str, generation: int) -> str:
-        """Whether the group takes a commit of this member: the error's name, or OK."""
+        """Whether the group accepts a commit of this member: the error's name, or OK."""
         if not member_id and generation < 0 and not self.members:
             return OK  # offsets of a group without members
         member = self.members.get(member_id)
@@ -148,21 +148,21 @@ class Group:
     def commit(
         self, member_id: str, generation: int, offsets: dict[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, str]:
-        """Store what is allowed; each partition's error name."""
+        """Store what is allowed; returns each partition's error name."""
         error = self.fence(member_id, generation)
         if error:
             return dict.fromkeys(offsets, error)
         return {tp: self.store(tp, value) for tp, value in offsets.items()}
 
     def store(self, tp: TopicPartition, value: OffsetAndMetadata) -> str:
-        """Store without asking who it is: an admin, or a transaction that was checked before."""
+        """Store without a check of the member: for an admin, or a transaction checked before."""
         if not self.fits(value):
             return METADATA_TOO_LARGE
         self.committed[tp] = value
         return OK
 
     def fits(self, value: OffsetAndMetadata) -> bool:
-        """The broker stores metadata of this length."""
+        """Whether the broker stores metadata of this length."""
         return len(value.metadata) <= self.metadata_chars_max
 
 
@@ -171,7 +171,7 @@ class Fenced(Exception):
 
 
 class UnstableOffset(Exception):
-    """A transaction that is still open has an offset for this partition: ask again later."""
+    """An open transaction has an offset for this partition: retry later."""
 
 
 class Stored(NamedTuple):
@@ -182,12 +182,12 @@ class Stored(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-    #: the transaction it was written in; None outside of one
+    #: the transaction that wrote it; None outside of one
     transaction: int | None = None
 
 
 class Log:
-    """One partition: records at ascending offsets, with gaps where something is gone."""
+    """One partition: records at ascending offsets, with gaps for missing ones."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -204,7 +204,7 @@ class Log:
         headers: Headers = (),
         transaction: int | None = None,
     ) -> int:
-        """Write one record; its offset."""
+        """Write one record; returns its offset."""
         offset = self.end
         self.records.append(Stored(offset, timestamp_ms, key, value, headers, transaction))
         self.end += 1
@@ -213,7 +213,7 @@ class Log:
         return offset
 
     def gap(self, count: int = 1) -> None:
-        """Offsets that no record has: transaction markers, aborted batches."""
+        """Skip offsets without a record, as transaction markers and aborted batches do."""
         self.end += count
 
     def close_transaction(self, transaction: int, *, committed: bool) -> None:
@@ -230,12 +230,12 @@ class Log:
         self.records = [record for record in self.records if record.offset not in gone]
 
     def delete_before(self, offset: int) -> None:
-        """Retention: everything before `offset` goes."""
+        """Retention: delete everything before `offset`."""
         self.start = max(self.start, min(offset, self.end))
         self.records = self.records[self._place(self.start) :]
 
     def stable_end(self) -> int:
-        """Where a read_committed reader must stop for now."""
+        """The end for a read_committed reader."""
         return min(self.open.values(), default=self.end)
 
     def _place(self, offset: int) -> int:
@@ -244,7 +244,7 @@ class Log:
     def read(
         self, position: int, records_max: int, *, committed: bool = False
     ) -> tuple[list[Stored], int]:
-        """Records from `position` on, and where the reader stands after them."""
+        """Records from `position` on, and the reader's position after them."""
         end = self.stable_end() if committed else self.end
         place = self._place(position)
         found = [r for r in self.records[place : place + records_max] if r.offset < end]
@@ -285,7 +285,7 @@ class MemoryBroker:
     # -- topics ------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        """Make a topic, or give it more partitions; its groups are rebalanced."""
+        """Create a topic, or add partitions to it; its groups are rebalanced."""
         for number in range(self.partition_counts.get(topic, 0), partitions):
             self.logs[topic, number] = Log()
         self.partition_counts[topic] = partitions
@@ -294,7 +294,7 @@ class MemoryBroker:
                 group.rebalance(self.partition_counts)
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic with all that is committed for it."""
+        """Remove a topic with all its committed offsets."""
         for number in range(self.partition_counts.pop(topic, 0)):
             del self.logs[topic, number]
             for group in self.groups.values():
@@ -305,7 +305,7 @@ class MemoryBroker:
     # -- groups ------------------------------------------------------------------------------------
 
     def group(self, name: str, protocol: Protocol = "cooperative") -> Group:
-        """The group of this name; made at the first call, which fixes its protocol."""
+        """The group of this name; created by the first call, which fixes its protocol."""
         if name not in self.groups:
             self.groups[name] = Group(protocol)
         return self.groups[name]
@@ -319,7 +319,7 @@ class MemoryBroker:
         self.group(group).leave(member_id, self.partition_counts)
 
     def committed(self, group: str, tp: TopicPartition) -> OffsetAndMetadata | None:
-        """What the group holds. Raises UnstableOffset while a transaction may change it."""
+        """The group's commit. Raises UnstableOffset while a transaction may change it."""
         if any((group, tp) in open_.offsets for open_ in self._transactions.values()):
             raise UnstableOffset(f"{group} {tp}")
         return self.group(group).committed.get(tp)
@@ -327,7 +327,7 @@ class MemoryBroker:
     # -- transactions ------------------------------------------------------------------------------
 
     def init_producer(self, transactional_id: str) -> ProducerId:
-        """A new producer under this id: older ones are fenced, what they left open is aborted."""
+        """A new producer under this id: fences older ones and aborts their open transactions."""
         if transactional_id in self._transactions:
             self._end(transactional_id, committed=False)
         self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
@@ -378,12 +378,12 @@ class MemoryBroker:
         return answers
 
     def commit(self, producer: ProducerId) -> None:
-        """End the transaction: its records and offsets count."""
+        """Commit the transaction: its records and offsets count."""
         self._open(producer)
         self._end(producer.transactional_id, committed=True)
 
     def abort(self, producer: ProducerId) -> None:
-        """End the transaction: nothing of it counts."""
+        """Abort the transaction: nothing of it counts."""
         self._open(producer)
         self._end(producer.transactional_id, committed=False)
 

@@ -1,4 +1,4 @@
-"""The in-memory broker with a lock, a clock and faults: what `MemoryKafka` gives an address."""
+"""The in-memory broker with a lock, a clock and faults, shared by the clients of an address."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _numbers = itertools.count(1)
 
 
 class Output(Sent):
-    """What a test finds in `Result.outputs`: where an output is, and what is in it."""
+    """The elements of `Result.outputs` in a test: the place of an output, and its content."""
 
     value: bytes | None
     headers: Headers
 
 
 class Polling(Protocol):
-    """A consumer, as far as the cluster has to know it."""
+    """The cluster's view of a consumer."""
 
     def match_topics(self) -> None:
-        """Look again which topics there are."""
+        """Match the existing topics again."""
 
 
 class MemoryCluster:
-    """The broker that the clients of one `MemoryKafka` share. Any thread."""
+    """The broker that the clients of one `MemoryKafka` share. Thread-safe."""
 
     def __init__(self, *, clock: VirtualClock | None = None, auto_create: bool = False) -> None:
         self.bootstrap = f"{MEMORY_SCHEME}{next(_numbers)}"
         self.virtual = clock
         self.clock = REAL_CLOCK if clock is None else clock
         self.broker = MemoryBroker()
-        #: held for every look at `broker`; notified with `changes` counted up at every change
+        #: held for every access to `broker`; notified, with `changes` incremented, at every change
         self.changed = threading.Condition()
         self.changes = 0
-        #: set when it is closed: threads of dead members may go
+        #: set when it is closed: threads of dead members may end
         self.closed = threading.Event()
-        #: where members have died, in that order
+        #: the crash points where members have died, in order
         self.crashes: list[CrashPoint] = []
         self.topic_ids: dict[str, str] = {}
         self._auto_create = auto_create
@@ -73,7 +73,7 @@ class MemoryCluster:
     # -- topics ------------------------------------------------------------------------------------
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Make a topic; raises ConfigError when it exists."""
+        """Create a topic; raises ConfigError if it exists."""
         if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name):
             raise ConfigError(f"create_topic({name!r}): letters, digits, '.', '_' and '-' only")
         if not is_whole(partitions, 1, PARTITIONS_MAX):
@@ -86,7 +86,7 @@ class MemoryCluster:
             self._subscribe_again()
 
     def add_partitions(self, name: str, partitions: int) -> None:
-        """Let a topic have more partitions: so many in all."""
+        """Increase the number of a topic's partitions to this."""
         with self.changed:
             have = self._known(name)
             if not have < partitions <= PARTITIONS_MAX:
@@ -95,7 +95,7 @@ class MemoryCluster:
             self.notify()
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic with its records and what is committed for it."""
+        """Remove a topic with its records and committed offsets."""
         with self.changed:
             self._known(name)
             self.broker.delete_topic(name)
@@ -125,7 +125,7 @@ class MemoryCluster:
         headers: Headers = (),
         timestamp_ms: int | None = None,
     ) -> Sent:
-        """Write one record; where it went. Raises ConfigError where Kafka would refuse it."""
+        """Write one record; returns its place. Raises ConfigError if Kafka would refuse it."""
         message = OutMessage(topic, _bytes(value), _bytes(key), headers, partition, timestamp_ms)
         with self.changed:
             sent, error, _ = self.store(message)
@@ -156,7 +156,7 @@ class MemoryCluster:
         self._change_log(topic, partition, lambda log: log.compact(offsets))
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Retention: everything before this offset goes."""
+        """Retention: delete everything before this offset."""
         self._change_log(topic, partition, lambda log: log.delete_before(offset))
 
     def _change_log(self, topic: str, partition: int, change: Callable[[Log], None]) -> None:
@@ -177,7 +177,7 @@ class MemoryCluster:
                     problem, f"output to {message.topic}: the in-memory broker returned {problem}"
                 ),
             )
-        # As `murmur2_random`, Weft's default, has it, with turns in place of chance
+        # Like `murmur2_random`, Weft's default, but round-robin instead of random
         if message.partition is not None:
             number = message.partition
         else:
@@ -214,7 +214,7 @@ class MemoryCluster:
     # -- groups ------------------------------------------------------------------------------------
 
     def committed(self, group: str, topic: str, partition: int = 0) -> OffsetMap | None:
-        """What the group has committed for a partition, its map decoded; None: nothing."""
+        """The group's commit for a partition, its map decoded; None: nothing."""
         with self.changed:
             held = self.broker.committed(group, (topic, partition))
         return None if held is None else decode(held.offset, held.metadata)
@@ -231,7 +231,7 @@ class MemoryCluster:
             raise ConfigError(f"commit for {group}: {error}")
 
     def expire_members(self, group: str) -> None:
-        """Throw every member out, as when its session times out.
+        """Remove every member from the group, as when its session times out.
 
         It loses its partitions and joins again.
         """
@@ -245,7 +245,7 @@ class MemoryCluster:
     def fail_next(self, request: Request, error: str = "REQUEST_TIMED_OUT", times: int = 1) -> None:
         """Answer the next requests with an error, by Kafka's name for it.
 
-        "commit": nothing is stored. "commit_answer": it is stored, and the error is the answer.
+        "commit": nothing is stored. "commit_answer": it is stored, but answered with the error.
         "find": offsets cannot be read. "produce": nothing is written.
         """
         if request not in self._faults:
@@ -256,12 +256,12 @@ class MemoryCluster:
             self._faults[request].extend([error] * times)
 
     def take_fault(self, request: Request) -> str:
-        """The error to answer with now; empty for none. `changed` is held."""
+        """The error for the current request; empty for none. `changed` is held."""
         faults = self._faults[request]
         return faults.popleft() if faults else ""
 
     def crash_at(self, point: CrashPoint, nth: int = 1) -> None:
-        """Have the member that comes to this point as the `nth` from now on die there."""
+        """Kill the `nth` member that reaches this point from now on."""
         with self.changed:
             self._armed = Armed(point, nth)
 
@@ -274,7 +274,7 @@ class MemoryCluster:
         return True
 
     def next_number(self) -> int:
-        """A number that was not used before."""
+        """A new number."""
         return next(self._made)
 
     # -- waiting -----------------------------------------------------------------------------------
@@ -285,18 +285,18 @@ class MemoryCluster:
         self.changed.notify_all()
 
     def enter(self, member: Polling) -> None:
-        """A member polls from now on; `changed` is held."""
+        """A member starts to poll; `changed` is held."""
         self._members[member] = None
 
     def forget(self, member: Polling) -> None:
-        """It does not any more; `changed` is held."""
+        """It stops polling; `changed` is held."""
         self._members.pop(member, None)
         self.notify()
 
     def rest(self, member: Polling, until: float, seen: int) -> None:
-        """Wait for a change since `seen` or for that time.
+        """Wait for a change since `seen`, or for that time.
 
-        `changed` must not be held: a virtual clock asks all members whether they are quiet.
+        `changed` must not be held: a virtual clock checks whether all members are quiet.
         """
         quiet = self.virtual is not None and self.virtual.quiet()
         with self.changed:
@@ -326,7 +326,7 @@ def _bytes(text: bytes | str | None) -> bytes | None:
     return text.encode() if isinstance(text, str) else text
 
 
-# -- how large a message is to a broker ---------------------------------------------------------
+# -- the size of a message for a broker ---------------------------------------------------------
 
 #: base offset, length, leader epoch, magic, checksum, attributes, producer and the counts
 _BATCH_BYTES = 61
@@ -335,7 +335,7 @@ _BATCH_BYTES = 61
 def batch_bytes(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()
 ) -> int:
-    """Bytes of a record batch (format 2, not compressed) that holds this message alone."""
+    """Bytes of a record batch (format 2, not compressed) with only this message."""
     parts = [_field(key), _field(value), _varint(len(headers))]
     for name, content in headers:
         parts += [_field(name.encode()), _field(content)]

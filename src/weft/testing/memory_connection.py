@@ -23,7 +23,7 @@ from weft.types import Record, TopicPartition
 
 
 class MemoryWords:
-    """The last word under each key of a topic, looked up when it is asked for."""
+    """The last value of each key of a topic, read on demand."""
 
     def __init__(
         self, kafka: MemoryCluster, topic: str, wanted: Callable[[bytes], bool], *, whole: bool
@@ -31,7 +31,7 @@ class MemoryWords:
         self._kafka, self._topic, self._wanted, self._whole = kafka, topic, wanted, whole
 
     def last(self) -> dict[bytes, Word]:
-        """By key; what was taken back is not there."""
+        """Values by key, without deleted ones."""
         words: dict[bytes, Word | None] = {}
         with self._kafka.changed:
             for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
@@ -42,11 +42,11 @@ class MemoryWords:
         return {key: word for key, word in words.items() if word is not None}
 
     def now(self) -> float:
-        """The broker's clock is ours."""
+        """The broker's clock is the local one."""
         return time.time()
 
     def is_read(self) -> bool:
-        """It is read when it is asked for."""
+        """Always: it is read on demand."""
         return True
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class MemoryLogReader:
     def committed(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int | None, str]]:
-        """What its group has committed, with metadata."""
+        """The group's commits, with metadata."""
         with self._kafka.changed:
             try:
                 held = {one: self._kafka.broker.committed(self._group, one) for one in partitions}
@@ -86,7 +86,7 @@ class MemoryLogReader:
         }
 
     def membership(self) -> Membership:
-        """Of no member."""
+        """A membership without a member."""
         return Membership("", -1)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class MemoryLogReader:
 
 
 class MemoryConnection(Connection):
-    """A Connection of one run; it dies as a whole."""
+    """A Connection of one run; all its clients die together."""
 
     def __init__(self, kafka: MemoryCluster, settings: ClientSettings) -> None:
         self.settings = settings
@@ -106,7 +106,7 @@ class MemoryConnection(Connection):
     # -- dying -------------------------------------------------------------------------------------
 
     def reach(self, point: crash.CrashPoint) -> bool:
-        """Come to a crash point; True when dead, now or since before."""
+        """Reach a crash point; True if dead, now or since before."""
         with self._kafka.changed:
             if not self.dead and self._kafka.strikes(point):
                 self.dead = point
@@ -115,12 +115,12 @@ class MemoryConnection(Connection):
             return bool(self.dead)
 
     def hold(self) -> None:
-        """Keep a thread of a dead member until the broker is closed."""
+        """Block a thread of a dead member until the broker is closed."""
         self._kafka.closed.wait()
         raise crash.Crashed(f"killed at {self.dead}")
 
     def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler between two crash points."""
+        """The handler with a crash point before and after it."""
         return crash.around(handler, self)
 
     # -- clients -----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class MemoryConnection(Connection):
         return MemoryTransactions(self._kafka, self, group, transactional_id)
 
     def log_reader(self, *, as_consumer: bool = False) -> MemoryLogReader:
-        """Reads stretches of logs, and what the group has committed, without joining it."""
+        """Reads ranges of logs, and the group's commits, without joining the group."""
         level = self.settings.consumer.get("isolation.level", "read_committed")
         committed = not as_consumer or level == "read_committed"
         return MemoryLogReader(
@@ -160,7 +160,7 @@ class MemoryConnection(Connection):
         whole: bool = False,
         of_now: Callable[[bytes], bool] | None = None,
     ) -> MemoryWords:
-        """The last word under each key of a topic."""
+        """The last value of each key of a topic."""
         return MemoryWords(self._kafka, topic, wanted, whole=whole)
 
     def admin(self) -> MemoryAdmin:
@@ -171,7 +171,7 @@ class MemoryConnection(Connection):
 
     @property
     def clock(self) -> Clock:
-        """The broker's."""
+        """The broker's clock."""
         return self._kafka.clock
 
     def described(self) -> str:
@@ -204,7 +204,7 @@ class MemoryAdmin:
         return [name for name in names if any(m.match(name) for m in matchers)]
 
     def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
-        """The first offset that each partition of these topics still has."""
+        """The first offset in the log of each partition of these topics."""
         with self._kafka.changed:
             logs = self._kafka.broker.logs
             return {where: log.start for where, log in logs.items() if where[0] in topics}
@@ -233,13 +233,13 @@ class MemoryAdmin:
         return {where: None if one is None else one.offset for where, one in held.items()}
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
-        """How many members the group has now; None: there is no such group."""
+        """How many members the group has now; None: it does not exist."""
         with self._kafka.changed:
             members = len(self._kafka.broker.group(group).members)
         return members or None
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
-        """Kafka's word for the state of the group, and how many members it has."""
+        """Kafka's name for the state of the group, and the number of members."""
         members = self.group_members(group, timeout_s) or 0
         return ("STABLE" if members else "EMPTY"), members
 
@@ -261,7 +261,7 @@ class MemoryAdmin:
         timeout_s: float = 10.0,
         config: Mapping[str, str] | None = None,
     ) -> bool:
-        """Make a topic; False when it was there before."""
+        """Create a topic; False if it existed already."""
         try:
             self._kafka.create_topic(name, partitions)
         except ConfigError:
@@ -277,9 +277,9 @@ class MemoryAdmin:
 class MemoryKafka(MemoryCluster):
     """A Kafka in this process, for apps with `kafka={"bootstrap.servers": broker.bootstrap}`.
 
-    It has topics, groups that rebalance, commits with metadata, gaps and transactions, and it can
-    be made to fail. `clock` is the time its apps run on; `auto_create` makes topics that are
-    written to. It is a context manager. Any thread.
+    It has topics, groups that rebalance, commits with metadata, gaps and transactions, and tests
+    can make it fail. `clock` is the clock of its apps; `auto_create` creates topics when they are
+    written to. It is a context manager. Thread-safe.
     """
 
     def __init__(self, *, clock: VirtualClock | None = None, auto_create: bool = False) -> None:
@@ -293,7 +293,7 @@ class MemoryKafka(MemoryCluster):
         self.close()
 
     def close(self) -> None:
-        """Its address is none any more. May be called again."""
+        """Unregister its address. May be called again."""
         MEMORY.pop(self.bootstrap, None)
         self.closed.set()
 

@@ -1,6 +1,6 @@
 """One group member on the in-memory broker, as the runtime's ConsumerPort.
 
-It keeps the rules of the real one (tests/contract runs both): callbacks inside `poll`, commits
+It follows the rules of the real one (tests/contract runs both): callbacks inside `poll`, commits
 reported by `poll`, positions outside the log are reported and not moved.
 """
 
@@ -35,13 +35,13 @@ from weft.types import TopicPartition, content_bytes
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member's place in its group, for one transaction."""
+    """A member's group membership, for one transaction."""
 
     member_id: str
     generation: int
 
     def close(self) -> None:
-        """Nothing to give back; the real one has a pointer."""
+        """Nothing to free; the real one has a pointer."""
 
 
 class MemoryConsumer:
@@ -50,7 +50,7 @@ class MemoryConsumer:
     assign_may_block = True
 
     def __init__(self, kafka: MemoryCluster, mortal: Mortal, config: Mapping[str, Any]) -> None:
-        """`config`: librdkafka consumer properties, complete; those that change behaviour count."""
+        """`config`: librdkafka consumer properties, complete; only some have an effect."""
         self._kafka = kafka
         self._mortal = mortal
         self._config = config
@@ -65,7 +65,7 @@ class MemoryConsumer:
         self._subscribed: list[str] = []
         self._listener: RebalanceListener | None = None
         self._assigned: set[TopicPartition] = set()
-        #: of those with a start, in the order they are fetched in
+        #: positions of partitions with a start, in fetch order
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         #: ends that were reported, not to be reported again
@@ -96,7 +96,7 @@ class MemoryConsumer:
         return frozenset(names | {t for t in known if any(p.match(t) for p in patterns)})
 
     def match_topics(self) -> None:
-        """Topics came or went: patterns may match others now. The broker's lock is held."""
+        """Topics were added or removed: match patterns again. The broker's lock is held."""
         member = self._member()
         wanted = self._wanted()
         if member is not None and member.topics != wanted:
@@ -107,13 +107,13 @@ class MemoryConsumer:
         return self._kafka.broker.group(self.group).members.get(self.member_id)
 
     def membership(self) -> Membership:
-        """This member's place in the group now."""
+        """This member's current membership of the group."""
         with self._kafka.changed:
             member = self._member()
             return Membership(self.member_id, -1 if member is None else member.generation)
 
     def _serve_group(self) -> None:
-        """Do what the group asks, one callback at a time, until it asks nothing."""
+        """Perform the group's requests, one callback at a time, until there are none."""
         group = self._kafka.broker.group(self.group)
         while not self._left:
             with self._kafka.changed:
@@ -172,11 +172,11 @@ class MemoryConsumer:
             self._reported.pop(partition, None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch no more of these."""
+        """Stop fetching these."""
         self._paused.update(self._assigned.intersection(partitions))
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch these again."""
+        """Continue to fetch these."""
         self._paused.difference_update(partitions)
 
     def wake(self) -> None:
@@ -213,7 +213,7 @@ class MemoryConsumer:
                 found, after = log.read(
                     self._positions[where], room, committed=self._reads_committed
                 )
-                # The next poll begins with another partition: none is fetched last for ever.
+                # The next poll starts with another partition: none is always fetched last.
                 del self._positions[where]
                 self._positions[where] = after
                 if found:
@@ -266,7 +266,7 @@ class MemoryConsumer:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
-        """Send a commit and take its answer; the broker is never slow here."""
+        """Send a commit and return its answer, which is always available here."""
         token = self.commit(offsets)
         mine = [answer for answer in self._answers if answer.token == token]
         self._answers = deque(answer for answer in self._answers if answer.token != token)
@@ -286,7 +286,7 @@ class MemoryConsumer:
     def find(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, Found]:
-        """OffsetAndMetadata offsets with metadata, and both ends of the log."""
+        """Committed offsets with metadata, and both ends of the log."""
         kafka = self._kafka
         deadline = kafka.clock.now() + timeout_s
         with kafka.changed:
@@ -311,7 +311,7 @@ class MemoryConsumer:
     def committed(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int | None, str]]:
-        """OffsetAndMetadata offsets with metadata."""
+        """Committed offsets with metadata."""
         found = self.find(partitions, timeout_s)
         if len(found) < len(partitions):
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
@@ -331,13 +331,13 @@ class MemoryConsumer:
     def stable_ends(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Up to where no transaction is open."""
+        """Where open transactions start."""
         with self._kafka.changed:
             logs = self._kafka.broker.logs
             return {where: logs[where].stable_end() for where in partitions if where in logs}
 
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:
-        """There is one broker, and it leads everything."""
+        """A no-op: there is one broker, and it leads everything."""
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions."""
@@ -348,7 +348,7 @@ class MemoryConsumer:
     # -- the end -----------------------------------------------------------------------------------
 
     def leave(self, timeout_s: float) -> None:
-        """Give everything back and leave the group."""
+        """Release everything and leave the group."""
         if self._left:
             return
         self._left = True
@@ -360,7 +360,7 @@ class MemoryConsumer:
             self.vanish()
 
     def vanish(self) -> None:
-        """Be gone from the group without a word. Any thread."""
+        """Disappear from the group without leaving. Thread-safe."""
         with self._kafka.changed:
             self._kafka.broker.leave(self.group, self.member_id)
             self._kafka.forget(self)
@@ -371,7 +371,7 @@ class MemoryConsumer:
 
 
 def protocol_of(config: Mapping[str, Any]) -> Protocol:
-    """How the group rebalances with these properties."""
+    """The group protocol for these properties."""
     if config.get("group.protocol") == "consumer":
         return "incremental"
     strategy = str(config.get("partition.assignment.strategy", ""))

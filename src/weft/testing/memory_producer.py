@@ -28,7 +28,7 @@ class MemoryProducer:
         on_served: Callable[[], None] = lambda: None,
         queue_max: int = QUEUE_MAX,
     ) -> None:
-        """`queue_max`: messages; with so many waiting the next is refused with BufferError."""
+        """`queue_max`: messages; with so many waiting, `send` raises BufferError."""
         self._kafka = kafka
         self._mortal = mortal
         self._on_served = on_served
@@ -75,13 +75,13 @@ class MemoryProducer:
             return None if self._mortal.reach("output_stored") else delivery
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until the queue is empty; how many messages are left."""
+        """Wait until the queue is empty; returns how many messages remain."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue and not self._serving, timeout_s)
             return len(self._queue) + self._serving
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, and stop."""
+        """Write queued messages, and stop."""
         self.flush(timeout_s)
         with self._changed:
             self._closed = True
@@ -102,7 +102,7 @@ class MemoryTransactions:
         self._producer: ProducerId | None = None
 
     def open(self) -> None:
-        """Begin under this id: what a predecessor left open is aborted."""
+        """Start under this id; aborts what a predecessor left open."""
         with self._kafka.changed:
             self._producer = self._kafka.broker.init_producer(self._id)
             self._kafka.notify()
@@ -149,7 +149,7 @@ class MemoryTransactions:
         membership: Any,
         deliveries: list[Delivery | None],
     ) -> str:
-        """Write everything into the open transaction; why it cannot be committed, or ""."""
+        """Write everything into the open transaction; returns why it cannot be committed, or ""."""
         if self._mortal.reach("before_output"):
             raise Crashed("before_output")
         deliveries += [self._kafka.store(message, producer) for message in messages]
@@ -165,8 +165,8 @@ class MemoryTransactions:
         return next((error for error in answers.values() if error), "")
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
-        """The broker will never take this message."""
+        """Whether the broker will never accept this message."""
         return is_refusal(delivery)
 
     def close(self) -> None:
-        """Nothing is ever left open between two transactions."""
+        """Nothing is open between two transactions."""

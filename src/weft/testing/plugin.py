@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for projects that test on Kafka. Registered by installing Weft."""
+"""The pytest plugin: fixtures for tests on Kafka. Registered by installing Weft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[LocalBroker]:
-    """A real one-node Kafka, shared by all tests of the session (one a worker under xdist)."""
+    """A real one-node Kafka, shared by all tests of the session (one per worker under xdist)."""
     # Imported late: pytest loads this plugin in every project where Weft is installed.
     from weft.broker import LocalBroker
     from weft.broker.topics import wait_for_groups
@@ -26,7 +26,7 @@ def kafka_broker() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def memory_broker() -> Iterator[MemoryKafka]:
-    """A Kafka in memory, fresh for each test: it costs nothing to make."""
+    """A Kafka in memory, new for each test: it is cheap to create."""
     from weft.testing import MemoryKafka
 
     with MemoryKafka() as broker:

@@ -28,7 +28,7 @@ KEPT = ("isolation.level", "group.protocol", "partition.assignment.strategy")
 STOP_S = 30.0
 
 
-def OWN_LIFESPAN() -> None:  # noqa: N802  # a constant that stands for "not given"
+def OWN_LIFESPAN() -> None:  # noqa: N802  # a constant for "not given"
     """The app's own lifespan."""
 
 
@@ -49,22 +49,22 @@ def run(
 ) -> list[Result]:
     """Handle these records with the app's own handlers and return their results as they ended.
 
-    The app's cluster is not asked: it runs on a MemoryKafka of its own, or on `broker`, until
+    The app's cluster is not used: it runs on a separate MemoryKafka, or on `broker`, until
     everything is done or parked. `records`: values, (key, value) pairs, or weft.Record
-    (converted by weft.testing.runner). Missing topics are created, with
-    `partitions` each. With `clock=VirtualClock()`, waiting for retries takes no real time.
+    (converted by weft.testing.runner). Missing topics are created, with `partitions` each. With
+    `clock=VirtualClock()`, waiting for retries takes no real time.
 
-    Nor is the database of a ledger: it is `ledger`'s, which has the handler's own tables, or else
-    an empty SQLite file for this run. `lifespan` stands in for the app's own; None opens none.
+    A ledger's own database is not used either: `ledger` replaces it, with the handler's tables, or
+    an empty SQLite file for this run. `lifespan` replaces the app's own; None opens none.
 
-    Raises ConfigError for bad input, FatalError when the run broke (`Stop` and a crash point are
-    no such case), TimeoutError after `timeout_s` of real time.
+    Raises ConfigError for bad input, FatalError if the run broke (`Stop` and a crash point are no
+    such case), TimeoutError after `timeout_s` of real time.
     """
     if broker is not None and clock is not None:
         raise ConfigError("run(clock=, broker=): give the clock to the broker: MemoryKafka(clock=)")
     kafka = broker or MemoryKafka(clock=clock, auto_create=True)
     try:
-        # The topics that the app names; a pattern names none
+        # The topics that the app names; patterns add none
         read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
         written = [handler.output for handler in app.handlers if handler.output is not None]
         for handler in app.handlers:
@@ -87,14 +87,14 @@ def run(
 
 @contextmanager
 def _on(app: App, kafka: MemoryKafka, lifespan: Callable[..., Any] | None) -> Iterator[None]:
-    """While this lasts, the app's cluster is the in-memory one, its lifespan the one given."""
+    """Replace the app's cluster by the in-memory one, and its lifespan by the given one."""
     before = app.options
     behaviour = {name: before.kafka[name] for name in KEPT if name in before.kafka}
     app._options = replace(  # noqa: SLF001  # the kit is a part of Weft
         before,
         kafka=behaviour | {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "earliest"},
         producer={},
-        on_result=None,  # called here, because only one may read the results
+        on_result=None,  # called here, because only one reader is allowed
         lifespan=before.lifespan if lifespan is OWN_LIFESPAN else lifespan,
     )
     try:
@@ -105,13 +105,13 @@ def _on(app: App, kafka: MemoryKafka, lifespan: Callable[..., Any] | None) -> It
 
 @contextmanager
 def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
-    """While this lasts, no handler's ledger writes into its own database."""
+    """Keep the handlers' ledgers from their own databases."""
     before = app.handlers
     if given is not None and not any(handler.ledger for handler in before):
         raise ConfigError("run(ledger=...): no handler of this app has a ledger: omit it")
     with TemporaryDirectory(prefix="weft-testing-") as folder:
         instead = given or SqlLedger("sqlite://")
-        if instead.url.endswith(IN_MEMORY):  # each connection would have one of its own
+        if instead.url.endswith(IN_MEMORY):  # each connection would have a separate one
             scheme = instead.url.partition(":")[0]
             instead = replace(instead, url=f"{scheme}:///{folder}/ledger.db")
         app._handlers = [_with_ledger(handler, instead) for handler in before]  # noqa: SLF001  # the kit is a part of Weft
@@ -122,7 +122,7 @@ def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
 
 
 def _with_ledger(handler: HandlerOptions, instead: SqlLedger) -> HandlerOptions:
-    """The handler on another database, with its own id function."""
+    """The handler with another database, and its own id function."""
     own = handler.ledger
     if own is None:
         return handler
@@ -153,13 +153,12 @@ def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:
 def put(
     kafka: MemoryCluster, records: Iterable[Any], topics: Sequence[str], partitions: int
 ) -> None:
-    """Write these; topics that do not exist are made with so many partitions.
+    """Write these; missing topics are created with so many partitions.
 
-    A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and what they
-    leave out is a gap). A pair is (key, value). Anything else is a value: bytes, str, None, a
-    pydantic model, or what JSON can hold. Pairs and values go to the one topic of the app, to the
-    partition that Kafka's own producers would choose. A topic has at least the partitions that
-    its Records name.
+    A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and missing ones
+    become gaps). A pair is (key, value). Anything else is a value: bytes, str, None, a pydantic
+    model, or what JSON can hold. Pairs and values go to the app's one topic, to the partition that
+    Kafka's own producers would choose. A topic has at least the partitions that its Records name.
     """
     for record in records:
         if isinstance(record, Record):
@@ -203,7 +202,7 @@ def _pair(record: Any) -> tuple[bytes | None, bytes | None]:
 
 
 def value_bytes(value: Any) -> bytes | None:
-    """A value as Kafka stores it."""
+    """A value as bytes for Kafka."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -221,7 +220,7 @@ def value_bytes(value: Any) -> bytes | None:
 
 
 def ensure_topic(kafka: MemoryCluster, topic: str, partitions: int) -> None:
-    """Make the topic unless it exists."""
+    """Create the topic unless it exists."""
     with kafka.changed:
         if topic not in kafka.broker.partition_counts:
             kafka.create_topic(topic, partitions)
