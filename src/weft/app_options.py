@@ -112,19 +112,7 @@ def checked_app(options: AppOptions) -> AppOptions:
             f"App(on_offset_lost={options.on_offset_lost!r}) is not known: choose one of "
             '"stop", "earliest", "latest"'
         )
-    _check_seen(options)
-    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke", "on_error"):
-        value = getattr(options, name)
-        if value is not None and not callable(value):
-            raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
-    if options.on_error is not None:
-        wanted = ("record", "error", "attempt", "outcome")
-        check_call("App(on_error=...)", "failed", options.on_error, wanted)
-    return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
-
-
-def _check_seen(options: AppOptions) -> None:
-    """Check what is exposed, at which address, and with which access control."""
+    # Check what is exposed, at which address, and with which access control.
     if options.http is not None:
         check_http(options.http, options.http_token_file)
     elif options.http_token_file is not None:
@@ -142,6 +130,14 @@ def _check_seen(options: AppOptions) -> None:
             raise ConfigError(f"App({name}={topic!r:.80}) cannot be a topic: give its name")
     if options.control is not None and options.control == options.reports:
         raise ConfigError("App(control=..., reports=...) are two topics: give two names")
+    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke", "on_error"):
+        value = getattr(options, name)
+        if value is not None and not callable(value):
+            raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
+    if options.on_error is not None:
+        wanted = ("record", "error", "attempt", "outcome")
+        check_call("App(on_error=...)", "failed", options.on_error, wanted)
+    return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
 
 
 def _check_count(name: str, value: object, low: int) -> None:

@@ -122,7 +122,7 @@ def waiting(
     account: Account, parts: Sequence[Part], epoch_s: float
 ) -> dict[str, list[dict[str, Any]]]:
     """The parked and the held records, those that have waited longest first."""
-    kinds = {"parked": _is_parked, "on_hold": is_held}
+    kinds = {"parked": lambda work: work.state == states.PARKED, "on_hold": is_held}
     return {
         place: [_listed(*one, place, account.at, epoch_s) for one in _longest(parts, place, is_it)]
         for place, is_it in kinds.items()
@@ -156,10 +156,6 @@ def _listed(part: Part, work: Work, place: str, at: float, epoch_s: float) -> di
         "waiting_behind": waiting_behind(work) + (_shelved(part, work) if part.shelved else 0),
         **row,
     }
-
-
-def _is_parked(work: Work) -> bool:
-    return work.state == states.PARKED
 
 
 def since_of(work: Work) -> float | None:

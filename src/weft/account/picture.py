@@ -14,7 +14,6 @@ from weft.account.account import Account, Part
 from weft.account.blockers import blocker_row, blockers
 from weft.account.snapshot import frontier_of, partition_row
 from weft.core import states
-from weft.core.work import Work
 
 CELLS_MAX = 600
 RECORDS_MAX = 50
@@ -81,7 +80,15 @@ def _drawn(part: Part, end: int) -> dict[str, Any]:
     # Offsets that are not fetched again yet lie before the end, however far out that is.
     upto = bisect_left(part.works, end, key=lambda work: -1 if work is None else work.record.offset)
     held = part.works[:upto]
-    not_done = [(work.record.offset, _letter(work)) for work in held if work is not None]
+    not_done = [
+        # "d": done since the account was taken
+        (
+            work.record.offset,
+            "q" if work.partition.handler.slots.waits(work) else _LETTERS.get(work.state, "d"),
+        )
+        for work in held
+        if work is not None
+    ]
     for offset, letter in [(offset, "u") for offset in part.unfetched] + not_done:
         at = (offset - start) // per_cell
         if 0 <= at < len(letters):
@@ -91,9 +98,3 @@ def _drawn(part: Part, end: int) -> dict[str, Any]:
     shares = "".join(str(min(9, 10 * count // per_cell)) for count in counts)
     shared = {"shares": shares} if per_cell > 1 else {}
     return {"from": start, "to": end, "per_cell": per_cell, "cells": "".join(letters), **shared}
-
-
-def _letter(work: Work) -> str:
-    if work.partition.handler.slots.waits(work):
-        return "q"
-    return _LETTERS.get(work.state, "d")  # done since the account was taken

@@ -78,8 +78,10 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
                     raise
                 finally:
                     deadline.cancel()
-            failure = None if client.returncode == 0 else _reason(lines, client.returncode)
-        if failure is None:
+            # The first line with an error; later ones are advice about switches.
+            wrong = (line for line in lines if "ERROR" in line or "unresolved" in line.lower())
+            failure = next(wrong, f"exit code {client.returncode}")[:300]
+        if client.returncode == 0:
             return name
         failures.append(f"{name}: {failure}")
     raise ConfigError(f"Kafka {version} could not be fetched ({'; '.join(failures)})")
@@ -120,14 +122,6 @@ def _end(client: subprocess.Popen[str]) -> None:
     """Kill a client with its child processes: `mvn` is a script around Java."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(client.pid, signal.SIGKILL)
-
-
-def _reason(lines: list[str], exit_code: int) -> str:
-    """The first line with an error; later ones are advice about switches."""
-    for line in lines:
-        if "ERROR" in line or "unresolved" in line.lower():
-            return line[:300]
-    return f"exit code {exit_code}"
 
 
 @contextmanager
@@ -195,15 +189,14 @@ def ensure_jars() -> list[Path]:
                         )
                     if not (folder / name).exists():
                         fetched.replace(folder / name)
-        return [_verified(folder / name, digest) for name, digest in checksums().items()]
-
-
-def _verified(jar: Path, digest: str) -> Path:
-    if sha256(jar) != digest:
-        raise ConfigError(
-            f"{jar} has the wrong content (its SHA-256 differs): delete it and run this again"
-        )
-    return jar
+        jars = {folder / name: digest for name, digest in checksums().items()}
+        for jar, digest in jars.items():
+            if sha256(jar) != digest:
+                raise ConfigError(
+                    f"{jar} has the wrong content (its SHA-256 differs): delete it and run this "
+                    "again"
+                )
+        return list(jars)
 
 
 def sha256(path: Path) -> str:

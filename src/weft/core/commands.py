@@ -110,7 +110,15 @@ class Commands:
             what = "name one record of it: the next owner would skip another one"
             return _row(partition, command, "refused", what, first.record.offset)
         if command.action == "hold":
-            return self._hold_lane(partition, command, target.key)
+            by = self._held_by(command)
+            if by.until <= self._state.now:
+                return _row(partition, command, "unchanged", "the hold is over already")
+            if not command.dry:
+                partition.set_hold(target.key, by)
+            waiting = self._first_waiting(partition, target.key)
+            if waiting is None:
+                return _row(partition, command, "held", "nothing of it waits now")
+            return self._hold(partition, command, waiting, by)
         held = target.key in partition.holds if command.dry else partition.end_hold(target.key)
         if not command.dry:
             partition.memory.release(target.key)
@@ -148,17 +156,6 @@ class Commands:
             for work in every:
                 lanes.setdefault(key_of(work.record), []).append(work)
         return (work for work in lanes.get(key, ()) if work.state != states.DONE)
-
-    def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
-        by = self._held_by(command)
-        if by.until <= self._state.now:
-            return _row(partition, command, "unchanged", "the hold is over already")
-        if not command.dry:
-            partition.set_hold(key, by)
-        waiting = self._first_waiting(partition, key)
-        if waiting is None:
-            return _row(partition, command, "held", "nothing of it waits now")
-        return self._hold(partition, command, waiting, by)
 
     def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
         """The record that a hold of the lane concerns now: not one that the lane has passed."""

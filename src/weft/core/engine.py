@@ -175,26 +175,23 @@ class Engine:
             for work in (*done, *(ending.work for ending in ended)):
                 work.partition.handler.slots.give()
         if state.budgets:
-            self._paid(done, ended)
+            # Report these calls to the budgets of their handlers.
+            for work in (*done, *(ending.work for ending in ended)):
+                if (budget := work.partition.handler.budget) is not None:
+                    budget.ended()
+            for ending in ended:
+                budget = ending.work.partition.handler.budget
+                if budget is None:
+                    continue
+                if isinstance(ending, events.GivenBack):
+                    budget.refund(ending.work)
+                elif isinstance(ending, events.Failed) and ending.budget_s is not None:
+                    budget.wait(ending.budget_s, ending.error)
         self._endings.done(done)
         if ended:
             self._endings.ended(ended)
         self._since_resume += count
         self._turn()
-
-    def _paid(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """Report these calls to the budgets of their handlers."""
-        for work in (*done, *(ending.work for ending in ended)):
-            if (budget := work.partition.handler.budget) is not None:
-                budget.ended()
-        for ending in ended:
-            budget = ending.work.partition.handler.budget
-            if budget is None:
-                continue
-            if isinstance(ending, events.GivenBack):
-                budget.refund(ending.work)
-            elif isinstance(ending, events.Failed) and ending.budget_s is not None:
-                budget.wait(ending.budget_s, ending.error)
 
     def charged(self, now: float, charges: Sequence[events.Charged]) -> None:
         """The actual cost of calls that run, or have ended."""

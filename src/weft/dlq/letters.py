@@ -7,7 +7,7 @@ Weft and Kafka's own brokers (KIP-1191) share names; Spring Kafka, Kafka Connect
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -170,7 +170,9 @@ def letter_of(record: Record[bytes | None]) -> Letter:
     at = Place(record.topic, record.partition, record.offset)
     size = len(record.value or b"")
     plain = Letter(at, record.timestamp_ms, record.key, record.headers, size=size)
-    for dialect in _dialects(record.headers):
+    # Those whose topic is named, the one that was written last first.
+    named = (d for name, _ in reversed(record.headers) for d in DIALECTS if name in d.topic)
+    for dialect in named:
         headers = dict(record.headers)  # of duplicate names the last one counts
         topic = _text(headers, dialect.topic)
         partition = _number(headers, dialect.partition, dialect)
@@ -205,14 +207,6 @@ def letter_of(record: Record[bytes | None]) -> Letter:
                 plain.size,
             )
     return plain
-
-
-def _dialects(headers: Headers) -> Iterator[Dialect]:
-    """The dialects whose topic header exists, the last written first."""
-    for name, _ in reversed(headers):
-        for dialect in DIALECTS:
-            if name in dialect.topic:
-                yield dialect
 
 
 def _first(headers: dict[str, bytes | None], names: Sequence[str]) -> bytes | None:

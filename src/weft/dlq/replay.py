@@ -366,11 +366,17 @@ class Replay:
         for one in letters:
             place = one.source if one.is_cut and one.source else one.at
             wanted.setdefault(place, []).append(one)
-        records = {
-            letter.at: _as_it_was(letter, record)
-            for record in self.box.fetch(wanted)
-            for letter in wanted[Place(record.topic, record.partition, record.offset)]
-        }
+        records: dict[Place, Record[Any]] = {}
+        for found in self.box.fetch(wanted):
+            for letter in wanted[Place(found.topic, found.partition, found.offset)]:
+                assert letter.source is not None
+                # Of a cut letter it is the source's record, which may be a replayed one.
+                headers = letter.own_headers
+                if letter.is_cut:
+                    headers = without(found.headers, (REPLAY,))
+                records[letter.at] = Record(
+                    *letter.source, found.timestamp_ms, found.key, found.value, headers
+                )
         for letter in letters:
             record = records.get(letter.at)
             if record is None:
@@ -435,14 +441,6 @@ def _refused(transactions: Any, part: Sequence[_Made], end: TransactionEnd) -> s
                 f"{delivery.error.message}; leave it out with --where"
             )
     return ""
-
-
-def _as_it_was(letter: Letter, record: Record[Any]) -> Record[Any]:
-    """The record at its source's place, with only its own headers."""
-    assert letter.source is not None
-    # For a cut letter it is the source's record, which may be a replayed one.
-    headers = without(record.headers, (REPLAY,)) if letter.is_cut else letter.own_headers
-    return Record(*letter.source, record.timestamp_ms, record.key, record.value, headers)
 
 
 def _count(outcome: Outcome, reason: str, count: int = 1) -> None:

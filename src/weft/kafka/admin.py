@@ -178,7 +178,13 @@ class KafkaAdmin:
 
         Like librdkafka: a pattern starts with ^ and may match a prefix of the name.
         """
-        matchers = [_matcher(pattern) for pattern in patterns]
+        matchers = []
+        for pattern in patterns:
+            try:
+                matchers.append(re.compile(pattern))
+            except re.error as error:
+                what = f"pattern {pattern!r} is not a regular expression: {error}"
+                raise ConfigError(what) from None
         names = {topic for topic, _ in self.partitions(timeout_s)}
         return sorted(name for name in names if any(m.match(name) for m in matchers))
 
@@ -452,10 +458,3 @@ class KafkaAdmin:
 def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:
     """The futures without an answer."""
     return [future for future in futures if not future.done()]
-
-
-def _matcher(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None

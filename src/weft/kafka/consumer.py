@@ -341,7 +341,11 @@ class KafkaConsumer(_Asking):
         where = f"{topic}[{partition}]: " if topic else ""
         cause = root_cause(self._consumer, error)
         text = where + self._reason(cause)
-        action = "recreate" if self._of_former(cause.code()) else _action(cause)
+        verdict = poll_verdict(cause.code())
+        action: ports.Action = "stop" if verdict == "stop" or cause.fatal() else "log"
+        # That a place is free again soon outweighs "fatal".
+        if verdict == "rejoin" or self._of_former(cause.code()):
+            action = "recreate"
         polled.problems.append(ports.Problem(action, cause.name(), text))
 
     def _of_former(self, code: int) -> bool:
@@ -429,7 +433,11 @@ class KafkaConsumer(_Asking):
             return
         deadline = time.monotonic() + timeout_s
         try:
-            self._end_join(min(deadline, time.monotonic() + JOIN_END_S))
+            # Wait until the broker has answered a join, because until then a member cannot leave.
+            until = min(deadline, time.monotonic() + JOIN_END_S)
+            self._leaving = self._joining  # so what the join brings is given up immediately
+            while self._joining and not self._kip848 and time.monotonic() < until:
+                self.poll(0.05)
             self._leaving = True
             self._consumer.unsubscribe()
             # A classic member loses its id when it leaves; if closed earlier, it may stay.
@@ -452,24 +460,6 @@ class KafkaConsumer(_Asking):
             if isinstance(self._log, ClientLog):
                 self._log.muted = True  # it would log its lost connections forever
 
-    def _end_join(self, deadline: float) -> None:
-        """Wait until the broker has answered a join, because until then a member cannot leave.
-
-        During a first join the id is unknown, and requests sent after a join wait on its
-        connection: closing it would leave a dead member in the group for a whole session.
-        """
-        self._leaving = self._joining  # partitions that the join brings are given up immediately
-        while self._joining and not self._kip848 and time.monotonic() < deadline:
-            self.poll(0.05)
-
     def _close(self) -> None:
         with self._asking:  # no query may run while the client closes
             self._consumer.close()
-
-
-def _action(error: KafkaError) -> ports.Action:
-    """The reaction to a client error. A place that is free again soon outweighs "fatal"."""
-    verdict = poll_verdict(error.code())
-    if verdict == "rejoin":
-        return "recreate"
-    return "stop" if verdict == "stop" or error.fatal() else "log"

@@ -211,15 +211,13 @@ class GroupLag(GroupOffsets):
         for start in range(0, len(missing), AGES_AT_A_TIME):
             some = missing[start : start + AGES_AT_A_TIME]
             self._read_stamps({where: wanted[where] for where in some}, deadline)
-        now = time.time()
-        return [self._aged(one, now) for one in rows]
-
-    def _aged(self, one: PartitionLag, now: float) -> PartitionLag:
-        _, stamp_ms = self._stamps.get((one.topic, one.partition), (-1, None))
-        if stamp_ms is None or one.oldest_not_done is None:
-            return one
-        age_s = round(max(0.0, now - stamp_ms / 1e3), 3)
-        return replace(one, oldest_age_s=age_s)
+        now_ms = time.time() * 1e3
+        for index, one in enumerate(rows):
+            _, stamp_ms = self._stamps.get((one.topic, one.partition), (-1, None))
+            if stamp_ms is not None and one.oldest_not_done is not None:
+                age_s = round(max(0.0, now_ms - stamp_ms) / 1e3, 3)
+                rows[index] = replace(one, oldest_age_s=age_s)
+        return rows
 
     def _read_stamps(self, wanted: Mapping[TopicAndPartition, int | None], deadline: float) -> None:
         """Read one record of each; after a gap, the next existing one."""

@@ -156,7 +156,24 @@ class KafkaProducer:
                 served, self._reason = 0, error
                 self._broken.set()
             if self._fell or self._solo is not None:
-                served += self._serve_alone()
+                # Resend, one per batch, what failed because of others.
+                with self._lock:
+                    if self._solo is None:
+                        self._solo = _Life({**self._config, **ALONE})
+                    solo = self._solo
+                    for _ in range(len(self._fell)):
+                        self._again(solo, self._fell.popleft())
+                before = len(solo.waiting)
+                try:
+                    solo.producer.poll(0)
+                except FATAL as error:
+                    self._reason = error
+                    with self._lock:
+                        self._solo = None
+                        solo.over = True
+                        purge(solo.producer, PURGE_S)
+                        self._fell.extend(solo.waiting.values())
+                served += before - len(solo.waiting)
             if refusal := self._life.refusals.lasting():
                 self._life.refusals.served()  # reported once
                 self._on_failed(f"{refusal[0]}: {refusal[1]}")
@@ -165,26 +182,6 @@ class KafkaProducer:
                 self._on_served()
             if self._broken.is_set():
                 self._renew()
-
-    def _serve_alone(self) -> int:
-        """Resend, one per batch, what failed because of others; returns how many were answered."""
-        with self._lock:
-            if self._solo is None:
-                self._solo = _Life({**self._config, **ALONE})
-            solo = self._solo
-            for _ in range(len(self._fell)):
-                self._again(solo, self._fell.popleft())
-        before = len(solo.waiting)
-        try:
-            solo.producer.poll(0)
-        except FATAL as error:
-            self._reason = error
-            with self._lock:
-                self._solo = None
-                solo.over = True
-                purge(solo.producer, PURGE_S)
-                self._fell.extend(solo.waiting.values())
-        return before - len(solo.waiting)
 
     def _renew(self) -> None:
         """Create another producer and continue with the unreported messages of the old one."""

@@ -33,7 +33,27 @@ class Schema:
     def __init__(
         self, url: str, *, conf: Mapping[str, Any] | None = None, message: type | None = None
     ) -> None:
-        self.url, user_info = _without_credentials(url)
+        # The URL, or several with commas, and `user:password` of the first that has them.
+        urls: list[str] = []
+        user_info: str | None = None
+        given_url: object = url  # from untyped code, anything
+        for one in given_url.split(",") if isinstance(given_url, str) else [""]:
+            try:
+                parts = urlsplit(one.strip())
+                good = parts.scheme in {"http", "https"} and bool(parts.hostname)
+                good = good and not parts.query and not parts.fragment and parts.port != 0
+            except ValueError:
+                good = False
+            if not good:  # without the URL in the message: it may hold a password
+                raise ConfigError(
+                    "weft.Schema: give the registry's URL, http://HOST:PORT (several with commas)"
+                )
+            if user_info is None and parts.username is not None:
+                user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            urls.append(
+                f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+            )
+        self.url = ",".join(urls)
         given = dict(conf or {})
         if "url" in given:
             raise ConfigError("weft.Schema: the URL is its first argument: remove url from conf")
@@ -161,29 +181,6 @@ def _checked(conf: dict[str, Any], message: type | None) -> _Reader:
         if any(isinstance(held, str) and held in line for held in conf.values()):
             line = type(error).__name__  # a value in the message may be a secret
         raise ConfigError(f"weft.Schema: conf: {line}") from None
-
-
-def _without_credentials(url: Any) -> tuple[str, str | None]:
-    """The URL, or several with commas, and `user:password` of the first that has them.
-
-    They are removed from the URL because httpx logs whole URLs.
-    """
-    urls, user_info = [], None
-    for one in url.split(",") if isinstance(url, str) else [""]:
-        try:
-            parts = urlsplit(one.strip())
-            good = parts.scheme in {"http", "https"} and bool(parts.hostname)
-            good = good and not parts.query and not parts.fragment and parts.port != 0
-        except ValueError:
-            good = False
-        if not good:  # without the URL in the message: it may hold a password
-            raise ConfigError(
-                "weft.Schema: give the registry's URL, http://HOST:PORT (several with commas)"
-            )
-        if user_info is None and parts.username is not None:
-            user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        urls.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}")
-    return ",".join(urls), user_info
 
 
 def _line(error: BaseException) -> str:

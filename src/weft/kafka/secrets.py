@@ -85,16 +85,6 @@ def redacted(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def scrub(text: str, config: Mapping[str, Any]) -> str:
     """The text with every secret value of the configuration replaced by `***`."""
-    for secret in sorted(_secrets(config), key=len, reverse=True):
-        if len(secret) >= _WORD_LENGTH:
-            text = text.replace(secret, MASK)
-        else:  # Inside of words it is chance.
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
-    return text
-
-
-def _secrets(config: Mapping[str, Any]) -> set[str]:
-    """Every piece of text that must be hidden, in each of its spellings."""
     pieces = {
         piece
         for name, value in config.items()
@@ -102,7 +92,17 @@ def _secrets(config: Mapping[str, Any]) -> set[str]:
         for piece in _pieces(str(value))
         if piece and (_SENSITIVE.search(name) or len(piece) >= _WORD_LENGTH)
     }
-    return {written for piece in pieces for written in _written(piece)}
+    secrets = {  # as they are, and as Python's repr, JSON and a URL write them
+        written
+        for piece in pieces
+        for written in (piece, repr(piece)[1:-1], json.dumps(piece)[1:-1], quote(piece, safe=""))
+    }
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _WORD_LENGTH:
+            text = text.replace(secret, MASK)
+        else:  # Inside of words it is chance.
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    return text
 
 
 def _pieces(value: str) -> Iterator[str]:
@@ -114,11 +114,3 @@ def _pieces(value: str) -> Iterator[str]:
         yield from (word for word in words if len(word) >= _WORD_LENGTH and "--" not in word)
         parts = (word.partition("=")[2].strip("\"'") for word in words)
         yield from (part for part in parts if len(part) >= _WORD_LENGTH)
-
-
-def _written(piece: str) -> Iterator[str]:
-    """A text unchanged, and as Python's repr, JSON and a URL write it."""
-    yield piece
-    yield repr(piece)[1:-1]
-    yield json.dumps(piece)[1:-1]
-    yield quote(piece, safe="")

@@ -380,29 +380,21 @@ def _takes(known: Property, value: str | float) -> bool:
         return text.lower() in _TRUE_FALSE
     if isinstance(value, bool):
         return False
-    if known.kind in ("enum value", "CSV flags"):
-        return not known.choices or _are_words(text, known)
+    words = {word.lower() for word in known.choices}
+    if known.kind == "enum value":
+        return not words or text.lower() in words
+    if known.kind == "CSV flags":
+        flags = (flag.strip().lower().lstrip("-") for flag in text.split(","))
+        return not words or words.issuperset(flags)
     if text in _WORDS.get(known.canonical, ()):
         return True
     if known.limits and known.kind in ("integer", "float"):
-        amount = _parsed(text, whole=known.kind == "integer")
-        return amount is not None and known.limits[0] <= amount <= known.limits[1]
+        try:
+            amount = int(text, 0) if known.kind == "integer" else float(text)
+        except ValueError:
+            return False
+        return known.limits[0] <= amount <= known.limits[1]
     return True
-
-
-def _are_words(text: str, known: Property) -> bool:
-    """Whether it is an accepted word of the property, or several of them for flags."""
-    words = {word.lower() for word in known.choices}
-    if known.kind == "enum value":
-        return text.lower() in words
-    return all(flag.strip().lower().lstrip("-") in words for flag in text.split(","))
-
-
-def _parsed(text: str, *, whole: bool) -> float | None:
-    try:
-        return int(text, 0) if whole else float(text)
-    except ValueError:
-        return None
 
 
 _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")

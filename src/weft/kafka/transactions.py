@@ -120,7 +120,9 @@ class KafkaTransactions:
             if self._producer is None:
                 self.open()
             committed = self._attempt(messages, offsets, membership, deliveries)
-            if not committed and _fell_in_company(deliveries):
+            fell = [one.error.type for one in deliveries if one and one.error]
+            if not committed and sum(name in COMPANY_NAMES for name in fell) > 1:
+                # Whole batches were refused: which message is at fault shows when each is alone.
                 began, deliveries = time.monotonic(), [None] * len(messages)
                 self._open(ALONE)
                 committed = self._attempt(messages, offsets, membership, deliveries)
@@ -168,7 +170,12 @@ class KafkaTransactions:
         producer.begin_transaction()
         for index, message in enumerate(messages):
             self._produce(producer, message, deliveries, index)
-        left = self._flush(producer, deliveries)
+        # Wait until all messages are answered; returns how many are not.
+        until = time.monotonic() + TRANSACTION_TIMEOUT_S
+        while left := producer.flush(FLUSH_S):
+            failed = any(one is not None and one.error is not None for one in deliveries)
+            if failed or time.monotonic() >= until:
+                break
         if left or any(one is None or one.error is not None for one in deliveries):
             self._reported = _reported(producer)
             self._abort(producer)
@@ -186,19 +193,6 @@ class KafkaTransactions:
             )
         self._end(lambda: _again(producer.commit_transaction, deadline))
         return True
-
-    def _flush(self, producer: Producer, deliveries: list[Delivery | None]) -> int:
-        """Wait until all messages are answered; returns how many are not.
-
-        Once one has failed librdkafka sends no more of this transaction: it waits for the abort, so
-        waiting for the rest would take the whole time-out.
-        """
-        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
-        while left := producer.flush(FLUSH_S):
-            failed = any(one is not None and one.error is not None for one in deliveries)
-            if failed or time.monotonic() >= deadline:
-                break
-        return left
 
     def _produce(
         self,
@@ -330,12 +324,6 @@ def _again(call: Callable[[float], Any], deadline: float) -> None:
             time.sleep(RETRY_S)
         else:
             return
-
-
-def _fell_in_company(deliveries: Sequence[Delivery | None]) -> bool:
-    """Whole batches were refused: sending each message alone shows which are at fault."""
-    fell = [one for one in deliveries if one and one.error and one.error.type in COMPANY_NAMES]
-    return len(fell) > 1
 
 
 def is_refusal(delivery: Delivery | None) -> bool:

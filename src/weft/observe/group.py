@@ -59,7 +59,11 @@ class GroupSource:
             rows = [row for row in shot["blockers"] if _at(row, topic, partition)]
             drawn = [one for one in shot.get("maps", ()) if _at(one, topic, partition)]
             return {
-                **(drawn[0] if drawn else _no_map(part)),
+                "from": part["frontier"],
+                "to": part["frontier"],
+                "per_cell": 1,
+                "cells": "",  # of a map that is empty, or one of too many
+                **(drawn[0] if drawn else {}),
                 "partition": part,
                 "records": rows,
                 "reported": {
@@ -122,8 +126,3 @@ def wanted_of(group: str) -> Any:
 
 def _at(row: Mapping[str, Any], topic: str, partition: int) -> bool:
     return bool(row["topic"] == topic and row["partition"] == partition)
-
-
-def _no_map(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The map is empty beyond its frontier, or was too long for the report."""
-    return {"from": part["frontier"], "to": part["frontier"], "per_cell": 1, "cells": ""}

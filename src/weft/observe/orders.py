@@ -109,7 +109,11 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
         _refuse("dry_run is true or false")
     topic, handler = (_text(given, name, NAME_CHARS_MAX) for name in ("topic", "handler"))
     key, records = _key(given.get("key")), _records(given.get("records") or ())
-    where = _where(given.get("where"))
+    where = given.get("where")
+    if where is not None:
+        if not isinstance(where, str):
+            _refuse("where must be text")
+        where = parse(where, HERE_FIELDS).text
     if action in RECORD_ACTIONS:
         meant = (key is not None) + bool(records) + (where is not None)
         if topic is None or handler is not None or meant != 1:
@@ -170,14 +174,6 @@ def _key(given: object) -> str | None:
     if given is not None and not (isinstance(given, str) and len(given) <= KEY_CHARS_MAX):
         _refuse(f"key must be text of at most {KEY_CHARS_MAX:,} characters")
     return given
-
-
-def _where(given: object) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        _refuse("where must be text")
-    return parse(given, HERE_FIELDS).text
 
 
 def _records(given: object) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ It is made from a snapshot of one member or a group, with the texts of `sentence
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -76,9 +76,18 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
             more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
             text = f"{text}; it has {shown}{more}."
         return [Sentence(text, "", "elsewhere")]
-    # A partition that is not read is reported by `unread_sentence` alone.
-    concerning = _concerning(shot.get("halts", ()), topic, rows)
-    halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
+    numbers = {None, *(row["partition"] for row in rows)}
+    handlers = {None, *(row["handler"] for row in rows)}
+    # The causes that concern the whole app, one of these partitions, or their handlers. A partition
+    # that is not read is reported by `unread_sentence` alone.
+    halts = [
+        _of_member(shot, halt)
+        for halt in shot.get("halts", ())
+        if halt.get("topic") in (None, topic)
+        and halt.get("partition") in numbers
+        and halt.get("handler") in handlers
+        and halt["cause"] not in UNREAD
+    ]
     causes = _causes_of(shot)
     found = [
         _after_its_cause(
@@ -298,19 +307,6 @@ def weighs(row: Row) -> bool:
         "retrying",
         "on_hold",
     )
-
-
-def _concerning(halts: Iterable[Row], topic: str, rows: Sequence[Row]) -> list[Row]:
-    """The causes that concern the whole app, one of these partitions, or their handlers."""
-    numbers = {None, *(row["partition"] for row in rows)}
-    handlers = {None, *(row["handler"] for row in rows)}
-    return [
-        halt
-        for halt in halts
-        if halt.get("topic") in (None, topic)
-        and halt.get("partition") in numbers
-        and halt.get("handler") in handlers
-    ]
 
 
 def _holds_up(shot: Row, part: Row) -> Row | None:

@@ -140,12 +140,9 @@ class MemoryCluster:
             return [
                 record_of((topic, number), stored)
                 for number in range(count)
-                for stored in self._read_all(self.broker.logs[topic, number])
+                for log in (self.broker.logs[topic, number],)
+                for stored in log.read(log.start, len(log.records) + 1, committed=True)[0]
             ]
-
-    @staticmethod
-    def _read_all(log: Log) -> list[Stored]:
-        return log.read(log.start, len(log.records) + 1, committed=True)[0]
 
     def leave_gap(self, topic: str, partition: int = 0, count: int = 1) -> None:
         """Use up offsets without a record, as transaction markers do."""

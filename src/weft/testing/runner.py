@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import ConfigError, FatalError
 from weft.kafka.ports import OutMessage
 from weft.ledger.policy import SqlLedger
-from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Park, Stop
 from weft.testing.clock import VirtualClock
 from weft.testing.memory_cluster import MemoryCluster
@@ -114,19 +113,16 @@ def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
         if instead.url.endswith(IN_MEMORY):  # each connection would have a separate one
             scheme = instead.url.partition(":")[0]
             instead = replace(instead, url=f"{scheme}:///{folder}/ledger.db")
-        app._handlers = [_with_ledger(handler, instead) for handler in before]  # noqa: SLF001  # the kit is a part of Weft
+        app._handlers = [  # noqa: SLF001  # the kit is a part of Weft
+            one
+            if one.ledger is None
+            else replace(one, ledger=replace(instead, id=instead.id or one.ledger.id))
+            for one in before
+        ]
         try:
             yield
         finally:
             app._handlers = list(before)  # noqa: SLF001  # see above
-
-
-def _with_ledger(handler: HandlerOptions, instead: SqlLedger) -> HandlerOptions:
-    """The handler with another database, and its own id function."""
-    own = handler.ledger
-    if own is None:
-        return handler
-    return replace(handler, ledger=replace(instead, id=instead.id or own.id))
 
 
 def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:

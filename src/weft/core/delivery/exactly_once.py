@@ -363,7 +363,16 @@ class Culprits:
         alone = self._alone
         if alone is None:
             if self._aborts:
-                self._widen(sent)
+                # Raise the limit when outputs of a failed one succeed; others prove nothing.
+                before = len(self._fell)
+                for work in sent:
+                    self._fell.pop(id(work), None)
+                through = len(self._fell) < before
+                self._fell = _waiting(self._fell)
+                if not self._fell:
+                    self.most, self._aborts = None, 0
+                elif through and self.most is not None:
+                    self.most *= 2
             self._others_went = True
             self._proved |= bool(sent)
             return
@@ -374,18 +383,6 @@ class Culprits:
         if not alone.silent:
             # It was the time and not the output; the same may be true of all set aside since.
             self._aside = [group for group in self._aside if group.silent or group.tries]
-
-    def _widen(self, sent: Sequence[Work]) -> None:
-        """Raise the limit when outputs of a failed one succeed; others prove nothing."""
-        before = len(self._fell)
-        for work in sent:
-            self._fell.pop(id(work), None)
-        through = len(self._fell) < before
-        self._fell = _waiting(self._fell)
-        if not self._fell:
-            self.most, self._aborts = None, 0
-        elif through and self.most is not None:
-            self.most *= 2
 
     def _hold(self, works: Sequence[Work]) -> None:
         """These were not acknowledged; they are sent alone together, as each takes a time-out."""

@@ -26,7 +26,7 @@ from weft.kafka.ports import OutMessage
 from weft.policies import DeadLetter, GivenUp, Park, Retry
 from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
-from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
+from weft.types import ErrorInfo, Produce, Raised, Record, _SameKey
 
 #: callables of Retry(delay_s=...) that failed and were logged
 _REPORTED: list[Callable[..., float]] = []
@@ -161,7 +161,21 @@ def _message(record: Record, produce: Produce, output: str | None) -> OutMessage
         raise BadReturn(f"Produce(partition={number!r:.80}): give a whole number from 0, or None")
     key = record.key if isinstance(produce.key, _SameKey) else _bytes("key", produce.key)
     value = _value_bytes(produce.value)
-    headers = carried(record.headers, _headers(produce.headers))
+    pairs: Any = (
+        produce.headers.items() if isinstance(produce.headers, Mapping) else produce.headers
+    )
+    found = []
+    try:
+        for name, text in pairs:
+            if not isinstance(name, str) or "\0" in name:
+                raise BadReturn(
+                    f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text"
+                )
+            _encoded("headers", name)
+            found.append((name, _bytes("headers", text)))
+    except (TypeError, ValueError) as error:
+        raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
+    headers = carried(record.headers, tuple(found))
     return OutMessage(topic, value, key, headers, number)
 
 
@@ -197,22 +211,6 @@ def _encoded(what: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot encode: {error}") from error
-
-
-def _headers(headers: Any) -> Headers:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    found = []
-    try:
-        for name, value in pairs:
-            if not isinstance(name, str) or "\0" in name:
-                raise BadReturn(
-                    f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text"
-                )
-            _encoded("headers", name)
-            found.append((name, _bytes("headers", value)))
-    except (TypeError, ValueError) as error:
-        raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
-    return tuple(found)
 
 
 def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:

@@ -18,7 +18,7 @@ from weft.types import Headers, Record
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, SpanContext, Tracer
+    from opentelemetry.trace import SpanContext, Tracer
 
 from collections import OrderedDict
 from contextvars import ContextVar
@@ -111,6 +111,15 @@ class Tracing:
         alone = isinstance(given, Record)
         records: Sequence[Record] = [given] if alone else list(given)
         produced = [_produced(record) for record in records[:LINKS_MAX]]
+        # Links to the producers' spans of each record, and to the previous attempt.
+        found = []
+        for record, parent in zip(records, produced, strict=False):  # up to the limit of links
+            before = self._failed.take(record)
+            producer = trace.get_current_span(parent).get_span_context()
+            if producer.is_valid:
+                found.append(trace.Link(producer, {"weft.link": "producer"}))
+            if before is not None:
+                found.append(trace.Link(before, {"weft.link": "attempt before"}))
         span = self._tracer.start_span(
             f"process {records[0].topic}",
             context=produced[0] if alone else context.Context(),
@@ -118,7 +127,7 @@ class Tracing:
             attributes=self._of_record(given)
             if alone
             else {**self._common(records[0]), "messaging.batch.message_count": len(records)},
-            links=self._links(records, produced),
+            links=found,
         )
         with trace.use_span(span, end_on_exit=True):
             CARRIED.set(partial(_injected, context.get_current()))
@@ -129,20 +138,6 @@ class Tracing:
                 for record in records:
                     self._failed.keep(record, span.get_span_context())
                 raise
-
-    def _links(self, records: Sequence[Record], produced: Sequence[Context]) -> list[Link]:
-        """Links to the producers' spans of each record, and to the previous attempt."""
-        from opentelemetry import trace
-
-        found = []
-        for record, parent in zip(records, produced, strict=False):  # up to the limit of links
-            before = self._failed.take(record)
-            producer = trace.get_current_span(parent).get_span_context()
-            if producer.is_valid:
-                found.append(trace.Link(producer, {"weft.link": "producer"}))
-            if before is not None:
-                found.append(trace.Link(before, {"weft.link": "attempt before"}))
-        return found
 
     # -- between processes -------------------------------------------------------------------------
 

@@ -251,7 +251,14 @@ class Member:
         elif room := self._wait_for_room():
             polled = self.seat.consumer.poll(timeout_s, room)
             self.lease.renew()
-            self._note_gap()
+            now = time.monotonic()
+            gap_s = now - (self._polled_at or now)
+            self.poll_gap_max_s = max(self.poll_gap_max_s, gap_s)
+            since, before_s, longest_s = self._gaps_of
+            if now - since >= GAP_WINDOW_S:
+                since, before_s, longest_s = now, longest_s, 0.0
+            self._gaps_of = since, before_s, max(longest_s, gap_s)
+            self._polled_at = now
             self._watchdog.polled(polled, room)
             self._take(polled)
             # Whether it was empty, and there was nothing else to do.
@@ -268,16 +275,6 @@ class Member:
     def _longest_s(self) -> float:
         """The longest duration of the next poll."""
         return POLL_IDLE_S if self._quiet_polls >= QUIET_POLLS else POLL_S
-
-    def _note_gap(self) -> None:
-        now = time.monotonic()
-        gap_s = now - (self._polled_at or now)
-        self.poll_gap_max_s = max(self.poll_gap_max_s, gap_s)
-        since, before_s, longest_s = self._gaps_of
-        if now - since >= GAP_WINDOW_S:
-            since, before_s, longest_s = now, longest_s, 0.0
-        self._gaps_of = since, before_s, max(longest_s, gap_s)
-        self._polled_at = now
 
     def poll_gap_recent_s(self) -> float:
         """The longest time between two polls of the last few minutes, including the current one."""

@@ -240,29 +240,7 @@ class Watching:
         if due and admin is not None and not self._member.leaving:
             self._broker_asked_at = now + BROKER_ASKED_EVERY_S
             self._ask_a_broker(now, admin)
-        self._log_the_broker()
-
-    def _ask_a_broker(self, now: float, admin: AdminPort) -> None:
-        telling, member = self._member.telling, self._member
-        seen_at = telling.broker_seen_at
-        try:
-            # Not the group: see GROUP_STATE_S.
-            admin.describe([next(iter(list(member.partitions)), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
-        except KafkaUnavailable:
-            # One client without an answer is no proof: an answer to any other client counts.
-            if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
-                telling.broker_lost_at = telling.broker_lost_at or seen_at
-                return
-        except LoginRefused as error:
-            telling.refused = str(error)
-            return
-        except Exception:  # noqa: S110  # it refuses what was asked, so it is there
-            pass
-        telling.broker_seen(now)
-
-    def _log_the_broker(self) -> None:
-        """Log one line when no broker answers any more, and one when one does again."""
-        telling = self._member.telling
+        # Log one line when no broker answers any more, and one when one does again.
         lost_at, logged_at = telling.broker_lost_at, self._lost_logged_at
         if lost_at is not None and logged_at is None:
             self._lost_logged_at = lost_at
@@ -281,6 +259,24 @@ class Watching:
             self._refused_logged = refused
             if refused is not None:
                 telling.say("warning", "the brokers refuse the login", reason=refused)
+
+    def _ask_a_broker(self, now: float, admin: AdminPort) -> None:
+        telling, member = self._member.telling, self._member
+        seen_at = telling.broker_seen_at
+        try:
+            # Not the group: see GROUP_STATE_S.
+            admin.describe([next(iter(list(member.partitions)), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
+        except KafkaUnavailable:
+            # One client without an answer is no proof: an answer to any other client counts.
+            if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
+                telling.broker_lost_at = telling.broker_lost_at or seen_at
+                return
+        except LoginRefused as error:
+            telling.refused = str(error)
+            return
+        except Exception:  # noqa: S110  # it refuses what was asked, so it is there
+            pass
+        telling.broker_seen(now)
 
     # -- the group ---------------------------------------------------------------------------------
 
