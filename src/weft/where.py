@@ -316,7 +316,7 @@ class _Parser:
         if token.kind not in ("text", "number", "time"):
             self._fail(token.position, "expected a value, such as " + _example(kind))
         if kind == "time":
-            # Milliseconds since 1970, in UTC unless it says; a number is one already
+            # Milliseconds since 1970, in UTC unless it has a zone; a number is one already
             text = _unquoted(token.text) if token.kind == "text" else token.text
             if token.kind == "number" and isinstance(known := _number(text), int):
                 return known

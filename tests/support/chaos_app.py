@@ -196,7 +196,7 @@ def commit_what_was_seen() -> None:
 
 def trust_yourself() -> None:
     """Never doubt the membership after standing still."""
-    door.STOOD_STILL_S = FOREVER_S
+    door.SUSPENDED_S = FOREVER_S
 
 
 def given_up(record: weft.Record, _error: object) -> weft.Park | weft.DeadLetter:

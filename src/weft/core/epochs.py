@@ -144,7 +144,7 @@ class Found:
     #: the offset for auto.offset.reset, for a partition without a committed one; None: "error"
     reset_to: int | None
     #: more is known to be done than the group has committed: commit it
-    untold: bool = False
+    uncommitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
             target,
             commit_start=True,
             warning=f"committed offset {found.committed} is past the end of the log "
-            f"{found.log_end}: going on at {on_lost}, {target}",
+            f"{found.log_end}: continuing at {on_lost}, {target}",
         )
     known = ""
     try:
@@ -217,7 +217,7 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         found.committed,
         restored.highest_seen,
         restored.not_done,
-        commit_start=found.untold,
+        commit_start=found.uncommitted,
         remembered=restored.rider.entries,
         warning=known
         or (problem and f"what the commit remembers of records is ignored: {problem}"),

@@ -407,7 +407,7 @@ class Partition:
         for offset, work in self.offsets.incomplete.items():
             if offset >= end:
                 return
-            if offset not in stuck:  # its parked record stands for it
+            if offset not in stuck:  # its parked record represents it
                 yield work
 
     def works(self) -> list[Work]:

@@ -56,7 +56,7 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (RUNNING, PENDING): "returned (exactly_once)",
     (RUNNING, RETRYING): "failed, attempts left",
     (RUNNING, PARKED): "exhausted, Park",
-    (RUNNING, QUEUED): "given back unhandled",
+    (RUNNING, QUEUED): "returned unhandled",
     (SENDING, DONE): "acknowledged",
     (SENDING, COMMITTING): "acknowledged (Commit each)",
     (SENDING, RETRYING): "refused, attempts left",

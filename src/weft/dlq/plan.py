@@ -95,7 +95,7 @@ class Progress:
             topic, partition = self._where
             raise ConfigError(
                 f"group {group} has brought back {topic}[{partition}] up to {offset}, and it ends "
-                f"at {self._end}: was the topic made again? Give another --group"
+                f"at {self._end}: was the topic recreated? Give another --group"
             )
         try:
             found = decode(offset, metadata, log_end=self._end)

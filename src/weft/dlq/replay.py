@@ -233,7 +233,7 @@ class Replay:
             if source.partition >= count:
                 raise ConfigError(
                     f"letter {one.at} is of partition {source.partition}, and topic {topic} has "
-                    f"{count}: was it made again? Leave it out with --where, or give --to"
+                    f"{count}: was it recreated? Leave it out with --where, or give --to"
                 )
         self._guard = Guard(pending, home=self._wanted.to is None)
         self._look_on()

@@ -132,14 +132,14 @@ class LagBoard(Board):
         super().__init__(measure, group, every_s)
         self._rows: Sequence[PartitionLag] = ()
         #: (topic, partition) -> its current frontier, and since when it has not moved
-        self._stands: dict[tuple[str, int], tuple[int, float]] = {}
+        self._unmoved: dict[tuple[str, int], tuple[int, float]] = {}
         #: the same key -> what is committed, and since when nothing of it has changed
         self._still: dict[tuple[str, int], tuple[tuple[Any, ...], float]] = {}
         #: when any partition of the group last moved
         self._moved_at = float("-inf")
 
     def _take(self, found: Sequence[PartitionLag], now: float) -> None:
-        before, self._stands = self._stands, {}
+        before, self._unmoved = self._unmoved, {}
         still, self._still = self._still, {}
         for row in found:
             state, known = (row.committed, row.done_beyond, row.holes), (row.topic, row.partition)
@@ -150,7 +150,7 @@ class LagBoard(Board):
                 where = (row.topic, row.partition)
                 frontier, since = before.get(where, (-1, now))
                 same = frontier == row.oldest_not_done
-                self._stands[where] = (row.oldest_not_done, since if same else now)
+                self._unmoved[where] = (row.oldest_not_done, since if same else now)
         self._rows = found
 
     def answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -176,7 +176,7 @@ class LagBoard(Board):
         Nothing starts behind a full map. Nor does anything in a partition where nothing has changed
         for minutes while the group works elsewhere: one record blocks that partition.
         """
-        _, since = self._stands.get((row.topic, row.partition), (-1, now))
+        _, since = self._unmoved.get((row.topic, row.partition), (-1, now))
         _, still_since = self._still.get((row.topic, row.partition), ((), now))
         if row.remaining is None:
             return 0

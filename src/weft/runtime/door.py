@@ -94,7 +94,7 @@ def _short(value: object) -> str:
     return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else "…"
 
 
-STOOD_STILL_S = 1.0  # a polling thread runs ten rounds in that time
+SUSPENDED_S = 1.0  # a polling thread runs ten rounds in that time
 
 #: Seconds that also pass while the machine is suspended. time.monotonic stops then, and would hide
 #: that the session has ended meanwhile. One clock for all processes.
@@ -147,7 +147,7 @@ class Door:
 
     def trusted(self) -> bool:
         """Whether a call that was granted before may still start: see member/committing.py."""
-        return not self.in_doubt and since_boot() - self.round_at <= STOOD_STILL_S
+        return not self.in_doubt and since_boot() - self.round_at <= SUSPENDED_S
 
     def died(self, name: str, error: BaseException) -> None:
         """End the run because an exception escaped from one of its threads."""
@@ -228,7 +228,7 @@ class Door:
 
     def _drain(self) -> None:
         engine = self.engine
-        if since_boot() - self.round_at > STOOD_STILL_S and not self.in_doubt:
+        if since_boot() - self.round_at > SUSPENDED_S and not self.in_doubt:
             self.in_doubt = True
             engine.halt(self.clock(), "membership", on=True)
         done, ended, events = self.done, self.ended, self._events

@@ -248,7 +248,7 @@ def test_a_blocked_loop_is_dead_after_a_while(kafka, monkeypatch):
     """A handler that never lets the loop turn is what a restart is for."""
     from weft.runtime.run import outside
 
-    monkeypatch.setattr(outside, "LOOP_STANDS_S", 0.5)
+    monkeypatch.setattr(outside, "LOOP_BLOCKED_S", 0.5)
     source, gate = kafka.topic(), threading.Event()
     kafka.fill(source, [b"x"])
     app = kafka.app(http="127.0.0.1:0")

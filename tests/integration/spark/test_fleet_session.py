@@ -409,7 +409,7 @@ def test_more_members_than_slots(spark, app_on) -> None:
     @app.consume(name)
     def handle(record: weft.Record) -> None: ...
 
-    with pytest.raises(weft.ConfigError, match=r"runs 2 tasks at once and members=3"):
+    with pytest.raises(weft.ConfigError, match=r"runs 2 concurrent tasks and members=3"):
         app.run(engine="spark", spark=spark, members=3)
 
 

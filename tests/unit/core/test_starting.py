@@ -57,7 +57,7 @@ def test_a_commit_past_the_log_goes_where_the_policy_says(policy, target):
     start = resolve(found(51), policy)
     assert isinstance(start, Start)
     assert (start.offset, start.commit_start, start.restored_top) == (target, True, None)
-    assert f"going on at {policy}, {target}" in start.warning
+    assert f"continuing at {policy}, {target}" in start.warning
 
 
 def test_a_commit_past_the_log_stops_where_the_policy_is_to_stop():

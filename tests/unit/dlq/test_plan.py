@@ -188,7 +188,7 @@ def test_progress_of_another_topic_is_refused():
     """A commit past the end is that of a topic that was deleted and made again."""
     progress = progress_of([0], 5)
     progress.restore("g", 5, "")
-    with pytest.raises(ConfigError, match="made again"):
+    with pytest.raises(ConfigError, match="recreated"):
         progress.restore("g", 6, "")
 
 

@@ -19,7 +19,7 @@ from weft.runtime.calls import threads
 from weft.runtime.calls.aio import SLICE_S, AsyncExecutor
 from weft.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
-from weft.runtime.door import STOOD_STILL_S, since_boot
+from weft.runtime.door import SUSPENDED_S, since_boot
 from weft.testing import run
 from weft.types import Record
 
@@ -269,7 +269,7 @@ def test_nothing_begins_after_a_standstill(kind: str, delivery: str) -> None:
             record = argument if isinstance(argument, Record) else argument[0]
             begun.append(record.value)
             time.sleep(2 * LOOK_S)  # standing still takes time, too
-            bench.door.round_at = since_boot() - STOOD_STILL_S - 0.1
+            bench.door.round_at = since_boot() - SUSPENDED_S - 0.1
 
         async def handler(argument: Any) -> None:
             stand_still(argument)

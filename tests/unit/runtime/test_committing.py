@@ -18,7 +18,7 @@ from weft.kafka.ports import CommitAnswer, ToCommit
 from weft.runtime import door
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.threads import ThreadExecutor
-from weft.runtime.door import STOOD_STILL_S, Door
+from weft.runtime.door import SUSPENDED_S, Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member import committing
 from weft.runtime.member.committing import Committer, Lease
@@ -377,7 +377,7 @@ def test_the_brokers_reason_is_reported(member: Member) -> None:
 def stand_still(member: Member) -> None:
     """The polling thread went round long ago."""
     member.lease.renew()
-    member.door.round_at -= STOOD_STILL_S + 0.1
+    member.door.round_at -= SUSPENDED_S + 0.1
 
 
 def starts(member: Member) -> int:
@@ -418,7 +418,7 @@ def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> No
     """At the limit minus a little; and before its first round."""
     member.poll(3)
     member.lease.renew()
-    member.door.round_at -= STOOD_STILL_S - 0.5
+    member.door.round_at -= SUSPENDED_S - 0.5
     member.lease.renew()
     member.poll(4)
     assert not member.door.in_doubt

@@ -8,7 +8,7 @@ from typing import Any
 from weft.core import states
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.run.run_snapshot import behind_transactions
-from weft.runtime.run.watching import STABLE_ASKED_EVERY_S, STANDS_S, OpenTransactions
+from weft.runtime.run.watching import STABLE_QUERY_EVERY_S, UNMOVED_S, OpenTransactions
 
 WHERE = ("orders", 3)
 
@@ -49,7 +49,7 @@ def test_a_partition_that_stands_before_its_logs_end_is_asked_for():
     """Once it has stood there for a while; what is found is told."""
     member = Member(12, 40).watched(100.0, 102.0)
     assert member.asked == []
-    member = Member(12, 40).watched(100.0, 100.0 + STANDS_S)
+    member = Member(12, 40).watched(100.0, 100.0 + UNMOVED_S)
     assert member.asked == [[WHERE]]
     assert member.telling.stable_ends == {WHERE: 12}
 
@@ -57,7 +57,7 @@ def test_a_partition_that_stands_before_its_logs_end_is_asked_for():
 def test_it_is_asked_for_now_and_then():
     """However long it stands there."""
     member = Member(12, 40).watched(*range(100, 131))
-    assert len(member.asked) == 1 + (30 - int(STANDS_S)) // int(STABLE_ASKED_EVERY_S)
+    assert len(member.asked) == 1 + (30 - int(UNMOVED_S)) // int(STABLE_QUERY_EVERY_S)
 
 
 def test_what_is_read_to_its_end_or_not_fetched_is_not_asked_for():

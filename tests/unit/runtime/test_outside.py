@@ -68,13 +68,13 @@ NOT_LIVE = {
         "the engine has failed: KeyError",
     ),
     "polling thread": (
-        member(door=SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S - 1)),
+        member(door=SimpleNamespace(broken=None, round_at=NOW - outside.POLL_BLOCKED_S - 1)),
         watching(),
         "the polling thread has not run for 11 s",
     ),
     "loop": (
         member(),
-        watching(loop_stands_s=outside.LOOP_STANDS_S + 1),
+        watching(loop_stands_s=outside.LOOP_BLOCKED_S + 1),
         "the handlers' loop has not run for 61 s: a handler blocks it",
     ),
 }
@@ -119,8 +119,8 @@ def test_a_run_that_ends_is_live_however_long_it_takes(made):
 
 def test_a_run_that_handles_records_is_ready():
     """And so is one in reserve: its group has more members than partitions."""
-    just_turned = watching(loop_stands_s=outside.LOOP_STANDS_S)
-    just_round = SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S)
+    just_turned = watching(loop_stands_s=outside.LOOP_BLOCKED_S)
+    just_round = SimpleNamespace(broken=None, round_at=NOW - outside.POLL_BLOCKED_S)
     assert source(member(door=just_round), just_turned).ready() == (True, "ok")
     ready, reason = source(member(partitions=[]), watching(reserve=True)).ready()
     assert (ready, "idle" in reason) == (True, True)

@@ -301,7 +301,7 @@ def test_a_lone_member_is_still_joining_while_its_topic_is_there(topics, exist, 
 @pytest.mark.parametrize("handler", [True, False])
 def test_a_loop_that_stands_is_reported_with_its_stack(monkeypatch, handler):
     """What blocks it is found, and where; that it is a handler only where it is one."""
-    monkeypatch.setattr(watching, "LOOP_STANDS_S", 0.2)
+    monkeypatch.setattr(watching, "LOOP_BLOCKED_S", 0.2)
     monkeypatch.setattr(watching, "LOOP_ASKED_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -28,7 +28,7 @@ from weft.core import states
 from weft.core.events import Answer
 from weft.core.partition import Partition
 from weft.kafka.ports import CommitAnswer, ToCommit
-from weft.runtime.door import STOOD_STILL_S, since_boot
+from weft.runtime.door import SUSPENDED_S, since_boot
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
@@ -216,7 +216,7 @@ class Lease:
     def renew(self) -> None:
         """The polling thread runs a round."""
         door, now = self._seat.door, since_boot()
-        if now - door.round_at > STOOD_STILL_S:
+        if now - door.round_at > SUSPENDED_S:
             # Before this time stamp changes, the door must see that it is late.
             door.call(lambda _engine, _now: None)
             event(

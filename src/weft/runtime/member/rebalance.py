@@ -34,7 +34,7 @@ ANSWER_AGAIN_S = 0.02
 LAST_TRANSACTION_S = 11.0
 CANCEL_GRACE_S = 0.5
 #: interval of log lines about an unreadable partition
-SAY_S = 30.0
+LOG_S = 30.0
 #: the first and the longest wait before the next consumer
 REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 5.0
 REJOIN_CALM_S = 60.0  # after this long without a problem, the waits start over
@@ -59,7 +59,7 @@ class _Look(NamedTuple):
     #: the assignment that they belong to
     token: int
     began: float
-    say_at: float
+    log_at: float
 
 
 class TimeLeft(Protocol):
@@ -129,7 +129,7 @@ class Rebalance:
         """Read their offsets in the background and start them then."""
         token, began = self._assignments, self._seat.now()
         self.waiting.update(dict.fromkeys(partitions, Waiting(token, began)))
-        look = _Look(list(partitions), token, began, began + SAY_S)
+        look = _Look(list(partitions), token, began, began + LOG_S)
         self._look(look)
 
     def tick(self, now: float) -> None:
@@ -182,7 +182,7 @@ class Rebalance:
         if left:
             now = self._seat.now()
             self.waiting.update(dict.fromkeys(left, Waiting(look.token, look.began, reason)))
-            if now >= look.say_at:
+            if now >= look.log_at:
                 event(
                     "warning",
                     "assigned, start offset unknown",
@@ -190,7 +190,7 @@ class Rebalance:
                     seconds=round(now - look.began, 1),
                     reason=reason,
                 )
-                look = look._replace(say_at=now + SAY_S)
+                look = look._replace(log_at=now + LOG_S)
             self._later.append((now + FIND_AGAIN_S, look._replace(partitions=left)))
 
     def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:

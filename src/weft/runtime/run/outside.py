@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 #: `weft run` sets it; 1: `app.run()` opens a socket, too; 0: no socket
 SOCKET_VARIABLE = "WEFT_SOCKET"
 #: after so long a restart is needed: the polling thread or the handlers' loop is blocked
-POLL_STANDS_S = 10.0
-LOOP_STANDS_S = 60.0
+POLL_BLOCKED_S = 10.0
+LOOP_BLOCKED_S = 60.0
 
 
 class Seen(Protocol):
@@ -132,10 +132,10 @@ class RunSource:
             return False, f"the engine has failed: {member.door.broken}"
         if member.ending or member.ended.is_set():
             return True, "ending"
-        stands_s = since_boot() - member.door.round_at
-        if stands_s > POLL_STANDS_S:
-            return False, f"the polling thread has not run for {stands_s:.0f} s"
-        if watching.loop is not None and watching.loop.stands_s() > LOOP_STANDS_S:
+        blocked_s = since_boot() - member.door.round_at
+        if blocked_s > POLL_BLOCKED_S:
+            return False, f"the polling thread has not run for {blocked_s:.0f} s"
+        if watching.loop is not None and watching.loop.stands_s() > LOOP_BLOCKED_S:
             blocked_s = watching.loop.stands_s()
             by = watching.loop.blocked_by().partition(":")[0]  # no token required: no line of code
             reason = f"the handlers' loop has not run for {blocked_s:.0f} s: {by}"

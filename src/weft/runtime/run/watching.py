@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: a slow call is logged once at each of these durations
 LONG_CALL_S = (30.0, 300.0, 3600.0)
-LOOP_STANDS_S = 1.0
+LOOP_BLOCKED_S = 1.0
 LOOP_ASKED_EVERY_S = 0.5
 OUTPUTS_LATE_S = 5.0
 OUTPUTS_LOGGED_EVERY_S = 30.0
@@ -51,7 +51,7 @@ STILL_JOINING = (
     "get them; a slow broker or a busy machine takes longer"
 )
 #: a partition before the end of its log: checked so often, queried after so long and again after
-STANDS_LOOKED_EVERY_S, STANDS_S, STABLE_ASKED_EVERY_S, STABLE_ANSWER_S = 1.0, 5.0, 10.0, 1.0
+UNMOVED_CHECK_S, UNMOVED_S, STABLE_QUERY_EVERY_S, STABLE_ANSWER_S = 1.0, 5.0, 10.0, 1.0
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
     'a handler blocks it: write it as a plain def, or set executor="threads" or "processes"'
@@ -139,7 +139,7 @@ class OpenTransactions:
         """One check; called ten times per second."""
         if now < self._look_at or self._member.ending:
             return
-        self._look_at = now + STANDS_LOOKED_EVERY_S
+        self._look_at = now + UNMOVED_CHECK_S
         # Partitions that are fetched, and not at the end of their log.
         short = [
             (where, one.position)
@@ -151,11 +151,11 @@ class OpenTransactions:
             where: before[where] if before.get(where, (-1, now))[0] == position else (position, now)
             for where, position in short
         }
-        still = [where for where, (_, since) in self._unmoved.items() if now - since >= STANDS_S]
+        still = [where for where, (_, since) in self._unmoved.items() if now - since >= UNMOVED_S]
         if not still:
             self._member.telling.stable_ends = {}
         elif now >= self._ask_at:
-            self._ask_at = now + STABLE_ASKED_EVERY_S
+            self._ask_at = now + STABLE_QUERY_EVERY_S
             telling = self._member.telling
             try:
                 telling.stable_ends = self._member.seat.consumer.stable_ends(still, STABLE_ANSWER_S)
@@ -216,7 +216,7 @@ class Watching:
         if loop is None:
             return
         stands_s = loop.stands_s()
-        if stands_s >= LOOP_STANDS_S and not loop.count:
+        if stands_s >= LOOP_BLOCKED_S and not loop.count:
             loop.count = True
             lines, handler = loop.stack()
             self._member.telling.say(
@@ -226,7 +226,7 @@ class Watching:
                 next=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
                 traceback="\n".join(lines),
             )
-        elif stands_s < LOOP_STANDS_S and loop.count:
+        elif stands_s < LOOP_BLOCKED_S and loop.count:
             loop.count = False
             self._member.telling.say("info", "the handlers' loop runs again")
         loop.ask()

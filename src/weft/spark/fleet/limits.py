@@ -60,4 +60,4 @@ SOURCE_BYTES_MAX = 64 * 2**20
 #: master it must be in the URL
 TASK_FAILURES_MAX = 1_000
 #: after so many before a member has connected, the failure is reported instead of retried
-FAILURES_TELL = 3
+FAILURES_SHOWN = 3

@@ -106,7 +106,7 @@ class Lost:
     def _proved(self, slot: Slot, since: float) -> str | None:
         """Wait for a proof that it is dead; None if there is none, or it is back."""
         if slot.leaving:
-            return "it has said goodbye, and its group has not received that"
+            return "it has sent a goodbye, and its group has not received its leave request"
         while self._waits(slot, since):
             life = slot.incarnation
             if life and process_has_ended(self._roster, slot.kernel, life[1]):

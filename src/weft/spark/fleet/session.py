@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
-from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
+from weft.spark.fleet.limits import FAILURES_SHOWN, TASK_FAILURES_MAX
 from weft.spark.fleet.membership import MemberTask
 from weft.spark.fleet.settings import (
     CONNECT,
@@ -110,12 +110,12 @@ class ClassicSession:
             info = tracker.getJobInfo(job)
             for stage in () if info is None else info.stageIds:
                 found = tracker.getStageInfo(stage)
-                if found is None or found.numFailedTasks < FAILURES_TELL:
+                if found is None or found.numFailedTasks < FAILURES_SHOWN:
                     continue
                 # The errors of its first failed tasks. PySpark has no call for it, only its Java.
                 try:
                     store = self.context._jsc.sc().statusStore()  # noqa: SLF001  # see above
-                    tasks = store.taskList(stage, 0, FAILURES_TELL)
+                    tasks = store.taskList(stage, 0, FAILURES_SHOWN)
                     messages = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
                 except Exception:
                     _log.debug("Spark's tasks cannot be asked for", exc_info=True)
@@ -281,8 +281,8 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
         raise ConfigError("the Spark session has been stopped: give a running one")
     found = ClassicSession(session, own=False)
     refuse_what_kills(killers(found.context.getConf().get))
-    said = f"the Spark session's master {found.master}"
-    check_slots(found.master, settings.members, said, "session")
+    what = f"the Spark session's master {found.master}"
+    check_slots(found.master, settings.members, what, "session")
     return found
 
 

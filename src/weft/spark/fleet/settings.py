@@ -183,7 +183,7 @@ def check_slots(master: str, members: int, what: str, larger: str) -> None:
     slots = local_slots(master)
     if slots is not None and slots < members:
         raise ConfigError(
-            f"{what} runs {slots} tasks at once and members={members}: each member holds a slot, "
+            f"{what} runs {slots} concurrent tasks and members={members}: each member holds one, "
             f"so give at most members={slots}, or a larger {larger}"
         )
 

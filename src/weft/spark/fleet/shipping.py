@@ -217,7 +217,7 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
     if len(files) > SOURCE_FILES_MAX or size_bytes > SOURCE_BYTES_MAX:
         raise ConfigError(
             f"the app's folder holds more than {SOURCE_FILES_MAX} source files or "
-            f"{SOURCE_BYTES_MAX} bytes: put the app into a folder or package of its own"
+            f"{SOURCE_BYTES_MAX} bytes: put the app into a separate folder or package"
         )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

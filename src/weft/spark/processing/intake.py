@@ -168,7 +168,7 @@ class Intake:
                     f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
                     f" {'are equal' if record[:6] == last[:6] else 'differ'}: topic, partition and"
                     " offset must name one record: dropDuplicates"
-                    '(["topic", "partition", "offset"]), or give each row an offset of its own'
+                    '(["topic", "partition", "offset"]), or give each row a separate offset'
                 )
             last = record
         return group

@@ -54,7 +54,7 @@ def carried(
         )
         records = [None if w is None else w.record for w in kept]
         times = [None if r is None or r[3] < 0 else r[3] for r in records]
-        told = [
+        stories = [
             [{"at": int((now_s + at - now) * 1e6), "what": what} for at, what in w.story()]
             if w is not None
             else None
@@ -64,7 +64,7 @@ def carried(
             pa.array([None if r is None else r[5] for r in records], value),
             pc.multiply(pa.array(times, pa.int64()), 1000).cast(MICROSECONDS),
             pa.array([None if r is None else r[6] for r in records], HEADERS),
-            pa.array(told, STORY),
+            pa.array(stories, STORY),
         ]
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema), works
 

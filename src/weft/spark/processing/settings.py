@@ -84,8 +84,8 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
         options = checked(options)
     except ConfigError as error:
         # The same rules as for the decorator, but the user has called `process`.
-        told = str(error).removeprefix(f"@app.consume on {options.name}: ")
-        raise ConfigError(f"{where}: {told}") from None
+        reason = str(error).removeprefix(f"@app.consume on {options.name}: ")
+        raise ConfigError(f"{where}: {reason}") from None
     if not isinstance(options.on_exhausted, Stop | DeadLetter):
         options = replace(options, on_exhausted=Skip())
     return replace(options, delivery="at_least_once", output=output)

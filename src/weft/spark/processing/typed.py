@@ -62,9 +62,9 @@ def columns_of_model(model: Any) -> StructType:
     """The model's fields as a Spark schema; ConfigError for a type that has no column."""
     fields = []
     for name, field in model.model_fields.items():
-        said = field.serialization_alias or name
+        alias = field.serialization_alias or name
         kind = _type_of(field.annotation, f"{model.__name__}.{name}", columns_of_model)
-        fields.append(StructField(said, kind))
+        fields.append(StructField(alias, kind))
     return StructType(fields)
 
 
@@ -75,12 +75,12 @@ def columns_read(model: Any) -> StructType:
     """
     fields = []
     for name, field in model.model_fields.items():
-        said = field.validation_alias
+        alias = field.validation_alias
         try:
             kind = _type_of(field.annotation, name, columns_read)
         except ConfigError:
             kind = NullType()
-        column = said if isinstance(said, str) else name
+        column = alias if isinstance(alias, str) else name
         fields.append(StructField(column, kind, not field.is_required()))
     return StructType(fields)
 
@@ -207,8 +207,8 @@ def _misfit(wanted: DataType, found: DataType, column: str) -> str:
             return ""
     if isinstance(found, (type(wanted), *_WIDER.get(type(wanted), ()))):
         return ""
-    said = found.simpleString()
-    return f"wants column {column} as {wanted.simpleString()}, and it is {said}: cast it"
+    shown = found.simpleString()
+    return f"needs column {column} as {wanted.simpleString()}, and it is {shown}: cast it"
 
 
 def ddl(kind: DataType) -> str:

@@ -64,7 +64,7 @@ MARKER_TIMEOUT_MS = 20_000
 ANY_TOPIC = "__consumer_offsets"
 #: brokers store 4,096 characters of metadata
 MARKER_CHARS_MAX = 4_000
-RETIRED_AT_ONCE = 8
+RETIRE_THREADS = 8
 T = TypeVar("T")
 
 
@@ -277,7 +277,7 @@ class Client:
                 own: p.Own = other.run(_steps(p.ReadOwn()))
                 return own
 
-        with ThreadPoolExecutor(RETIRED_AT_ONCE, "weft-retire") as pool:
+        with ThreadPoolExecutor(RETIRE_THREADS, "weft-retire") as pool:
             return list(pool.map(retire, range(slots)))
 
     # -- markers -----------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"{name!r} stands twice")
+            raise ValueError(f"{name!r} occurs twice")
         result[name] = value
     return result
 

@@ -38,7 +38,7 @@ REQUEST_TIMEOUT_S = 20.0
 #: how much later than its time-out an admin client may report it
 LATE_S = 5.0
 #: interval of log lines of a query that waits for its brokers
-TELL_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
 LOG_ERRORS = "3"
 LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
@@ -68,7 +68,7 @@ class Cluster:
         self._retry_s = options.offset_retry_s
         self._reconnect_s = options.reconnect_s
         self._answered = False
-        self._told_at = -TELL_EVERY_S
+        self._logged_at = -LOG_EVERY_S
         self._kafka = options.kafka
         self._servers = options.kafka["bootstrap.servers"]
         self._timeout_s = request_timeout_s(options.kafka)
@@ -167,7 +167,7 @@ class Cluster:
                     self._admin.poll(0)  # Serves the callback that fills `_last_error`.
                     text = not_answered(self._servers, error, self._last_error)
                     raise SourceError(text) from None
-                self._tell(error, away_s)
+                self._log_wait(error, away_s)
                 if not unreachable(error) and error.args[0].code() in NOT_READY:
                     self._hear_again()
             else:
@@ -184,12 +184,12 @@ class Cluster:
             # stays so for minutes; a new client uses `bootstrap.servers`.
             self._admin = admin_client(self._kafka, self._on_error)
 
-    def _tell(self, error: Exception, away_s: float) -> None:
+    def _log_wait(self, error: Exception, away_s: float) -> None:
         """Log one line per minute: a query that waits looks like one that has nothing to do."""
         now = time.monotonic()
-        if is_final(error) or now - self._told_at < TELL_EVERY_S:
+        if is_final(error) or now - self._logged_at < LOG_EVERY_S:
             return
-        self._told_at = now
+        self._logged_at = now
         log.warning(
             "Kafka at %s does not answer (%s); the query waits %d s more for it (reconnectTimeout)",
             self._servers, error_text(error), max(0, self._reconnect_s - away_s),

@@ -34,7 +34,7 @@ def reporter(*, fail_on_data_loss: bool) -> Report:
             raise DataLoss(
                 f"{what}: set failOnDataLoss=false to continue with the remaining records"
             )
-        log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
+        log.warning("%s; continuing with the remaining records (failOnDataLoss=false)", what)
 
     return report
 

@@ -81,7 +81,7 @@ class GroupProgress:
             if error.code() in LIVING_MEMBERS:
                 raise ConfigError(
                     f"commitGroup={self._group}: the group has living members, whose offsets they"
-                    " are: give the query a group of its own"
+                    " are: give the query a separate group"
                 )
             self._last = None  # committed again at Spark's next call
             log.warning("offsets of group %s were not committed: %s", self._group, error.str())
@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss and known and wanted and not known & wanted:
             raise ConfigError(
                 f"the checkpoint is of another query, which read {', '.join(sorted(known))} and not"
-                f" {', '.join(sorted(wanted))}: give this query a checkpointLocation of its own"
+                f" {', '.join(sorted(wanted))}: give this query a separate checkpointLocation"
             )
         return offset
 

@@ -75,7 +75,7 @@ def ahead(found: Found, held: Done) -> Found:
         both = known.united(held)
         if both == known:
             return found
-    return replace(found, committed=both.frontier, metadata=both.metadata(), untold=True)
+    return replace(found, committed=both.frontier, metadata=both.metadata(), uncommitted=True)
 
 
 class Entry(NamedTuple):

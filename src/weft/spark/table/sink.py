@@ -214,6 +214,6 @@ def _feeding(handler: HandlerOptions) -> HandlerOptions:
     if handler.commit.each:
         raise ConfigError(
             f"{where} Commit(each=True) would add to the table for each record: leave it out; "
-            "interval_s= of the table says how often"
+            "interval_s= of the table sets how often"
         )
     return replace(handler, delivery="exactly_once", output=TABLE)

@@ -64,7 +64,7 @@ def test_known_masters_pass(master) -> None:
 def test_a_local_master_with_too_few_slots(master) -> None:
     """Local masters say how many tasks they run: fewer than members is told with both numbers."""
     assert fleet_settings(2, master, None, None).members == 2
-    with pytest.raises(weft.ConfigError, match="runs 2 tasks at once and members=3"):
+    with pytest.raises(weft.ConfigError, match="runs 2 concurrent tasks and members=3"):
         fleet_settings(3, master, None, None)
 
 

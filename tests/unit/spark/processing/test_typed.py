@@ -69,7 +69,7 @@ def test_columns_that_hold_what_the_model_takes(found):
     [
         (struct(ride=LongType()), "needs column value.Cost"),
         (struct(ride=LongType(), cost=DoubleType()), "needs column value.Cost"),
-        (struct(ride=StringType(), Cost=DoubleType()), "wants column value.ride as bigint"),
+        (struct(ride=StringType(), Cost=DoubleType()), "needs column value.ride as bigint"),
         (struct(ride=DoubleType(), Cost=DoubleType()), "ride as bigint, and it is double: cast it"),
         (
             struct(ride=LongType(), Cost=DoubleType(), place=struct(id=LongType())),
@@ -77,7 +77,7 @@ def test_columns_that_hold_what_the_model_takes(found):
         ),
         (
             struct(ride=LongType(), Cost=DoubleType(), before=ArrayType(struct(zone=LongType()))),
-            r"wants column value.before\[\].zone as string, and it is bigint",
+            r"needs column value.before\[\].zone as string, and it is bigint",
         ),
     ],
 )

@@ -47,7 +47,7 @@ from weft.runtime.calls.processes.protocol import (
 )
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
-from weft.runtime.door import STOOD_STILL_S, since_boot
+from weft.runtime.door import SUSPENDED_S, since_boot
 from weft.runtime.hosted import owner_of
 from weft.types import Record
 
@@ -228,7 +228,7 @@ class Worker:
     @staticmethod
     def _too_late(job: Job) -> bool:
         """Whether it waited so long that the member may have been suspended and lost partitions."""
-        return since_boot() - job.sent_at > STOOD_STILL_S
+        return since_boot() - job.sent_at > SUSPENDED_S
 
     def _give_back(self, number: int) -> None:
         """Return a record, or the batch that starts with it."""
