@@ -107,7 +107,7 @@ class LagTable:
         self._title = f"group {group}: {total:,} remaining in {len(rows):,} partitions"
         parked, held = (sum(getattr(row, name) for row in rows) for name in ("parked", "held"))
         if parked or held:
-            self._title += f"; {parked:,} parked, {held:,} held: weft parked ls --group {group}"
+            self._title += f"; {parked:,} parked, {held:,} held:\nweft parked ls --group {group}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The wide table if it fits, else the narrow one."""

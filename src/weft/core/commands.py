@@ -100,7 +100,8 @@ class Commands:
             redo = command.action == "redo"
             return (self._redo if redo else self._record)(partition, command, target.offset)
         if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
-            return _row(partition, command, "refused", "no lane of a key: name one record")
+            what = "its handler is not ordered by key: name records, or give --where"
+            return _row(partition, command, "refused", what)
         first = next(self._of_lane(partition, target.key), None)
         if command.action == "skip":
             if first is None:

@@ -23,3 +23,13 @@ def test_nothing_is_cut(width):
     assert TOPIC in text
     assert PROBLEM in text
     assert "123,456,789" in text or width < 100  # digits fold: they are all there
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_the_command_for_what_is_parked_can_be_copied(width):
+    """It is a line of its own."""
+    console = Console(width=width, record=True)
+    row = PartitionLag("t", 0, 9, 1, 4, 4, 1, 90.0, 40, parked=11, held=2)
+    console.print(LagTable("geofence-of-the-fleet", [row]))
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert "weft parked ls --group geofence-of-the-fleet" in lines

@@ -86,6 +86,9 @@ def test_a_key_is_held_and_released(started):
     started.kafka.produce("t", b"6", b"other")
     wait_for(lambda: "6" in started.done)
     assert "5" not in started.done
+    first = next(row["offset"] for row in started.obey("hold", key="new").rows if row["offset"] > 0)
+    answer = started.obey("release", first)
+    assert "its key is held by a command: weft key release ends that" in answer.detail
     assert started.obey("release", key="new").outcome == "done"
     wait_for(lambda: "5" in started.done)
 
