@@ -178,7 +178,8 @@ def stats(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(Column(by, overflow="fold"), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    column = Column(by, overflow="fold")
+    table = Table(column, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("letters", "not back", "again", "first (UTC)", "last (UTC)"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
