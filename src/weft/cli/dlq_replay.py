@@ -22,6 +22,7 @@ from weft.dlq.refails import Careful
 from weft.dlq.replay import Outcome, Repair, Replay, Wanted, group_of
 from weft.errors import ConfigError, Reject
 from weft.numeric import is_positive
+from weft.options import check_quick
 from weft.runtime.calls.invoke import BadReturn, messages_of
 from weft.types import Record
 from weft.where import text_of
@@ -130,7 +131,8 @@ class _Call:
         run.look()
         plan = run.plan()
         readers = run.readers(run.targets(plan))
-        examples = run.examples(plan, EXAMPLES) if self.wanted.repair else []
+        first = Outcome()
+        examples = run.examples(plan, EXAMPLES, first) if self.wanted.repair else []
         on_progress.hide()
         if not self.as_json:
             _print(self.wanted, plan, readers)
@@ -142,6 +144,8 @@ class _Call:
                     typer.echo(cut(line, LINE_CHARS_MAX))
                 if len(lines) > DIFF_LINES_MAX:
                     typer.echo(f"and {len(lines) - DIFF_LINES_MAX} more lines")
+            for reason, count in first.left_out.items():
+                typer.echo(f"  {count:,} of the first letters: {cut(reason, LINE_CHARS_MAX)}")
         if not self.yes:
             if self.as_json:
                 typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
@@ -259,11 +263,14 @@ def repair_of(target: str) -> Repair:
     function = getattr(load_module(name), attribute, None)
     if not callable(function):
         raise ConfigError(f"--map {target:.80}: {name} has no function {attribute}")
+    check_quick(f"--map {target:.80}", function, "fix")
 
     def repaired(record: Record[Any]) -> Record[Any] | None:
         where = f"{record.topic}:{record.partition}:{record.offset}"
         try:
             returned = function(record)
+            if isinstance(returned, Record):
+                raise BadReturn("it returned a record: return its value, or weft.Produce(...)")
             messages = [] if returned is None else messages_of(record, returned, record.topic)
         except Reject:
             raise

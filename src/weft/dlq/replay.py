@@ -297,9 +297,14 @@ class Replay:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def examples(self, plan: Plan, count: int) -> list[tuple[Record[Any], OutMessage]]:
-        """The first few that --map changes: the original record, and the message to send."""
-        made = self._made(plan.going[: 20 * count], Outcome())
+    def examples(
+        self, plan: Plan, count: int, outcome: Outcome
+    ) -> list[tuple[Record[Any], OutMessage]]:
+        """The first few that --map changes: the original record, and the message to send.
+
+        `outcome` gets the letters before them that it leaves out.
+        """
+        made = self._made(plan.going[: 20 * count], outcome)
         changed = (
             (record, message) for _, record, message in made if message.value != record.value
         )

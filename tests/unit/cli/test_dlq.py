@@ -180,10 +180,15 @@ def test_map_repairs_and_shows_what_it_does(kafka, dlq, tmp_path, monkeypatch):
         "    return weft.Produce({**value, 'fixed': True}, headers={'by': b'fix'})\n"
         "def rekey(record): return weft.Produce(b'x', key=b'other')\n"
         "def breaks(record): 1 / 0\n"
+        "def same(record): return record\n"
+        "async def waits(record): return b'x'\n"
+        "def more(record, error): return b'x'\n"
     )
     look = dlq("replay", DLQ, "--map", "repairs:fix", "--stale", "replay")
     assert look.out.count('+  "fixed": true') == 2
     assert "\x1b" not in look.out
+    assert "1 of the first letters: left out by --map" in look.out
+    assert "1 of the first letters: rejected by --map: hopeless" in look.out
     done = dlq("replay", DLQ, "--map", "repairs:fix", "--stale", "replay", "--yes", "--json").json
     assert done["sent"] == 2
     assert done["left_out"] == {"left out by --map": 1, "rejected by --map: hopeless": 1}
@@ -195,6 +200,11 @@ def test_map_repairs_and_shows_what_it_does(kafka, dlq, tmp_path, monkeypatch):
     }
     assert "under the same key" in refused(dlq("replay", DLQ, "--map", "repairs:rekey"))
     assert "ZeroDivisionError" in refused(dlq("replay", DLQ, "--map", "repairs:breaks"))
+    assert "it returned a record: return its value" in refused(
+        dlq("replay", DLQ, "--map", "repairs:same")
+    )
+    assert "is an async function" in refused(dlq("replay", DLQ, "--map", "repairs:waits"))
+    assert "def fix(record)" in refused(dlq("replay", DLQ, "--map", "repairs:more"))
     sys.modules.pop("repairs")
 
 
