@@ -130,6 +130,8 @@ class Door:
         self.round_at = float("inf")
         #: the process was suspended, and the group membership is not confirmed yet
         self.in_doubt = False
+        #: the polling thread has left the group: no round is due any more
+        self.left = False
         #: makes the polling thread run a round soon; any thread
         self.wake: Callable[[], None] = lambda: None
         #: called when something is due earlier than `wakes_at`
@@ -200,7 +202,10 @@ class Door:
                 self._lock.release()
 
     def call(self, event: Callable[[Engine, float], T]) -> T:
-        """Enter and wait for the result. Not for use from inside."""
+        """Enter and wait for the result. Not for use from inside.
+
+        Raises InternalError if the engine has failed, now or before.
+        """
         with self._lock:
             if self.broken is not None:
                 raise InternalError("the engine has failed before") from self.broken
@@ -211,9 +216,9 @@ class Door:
                 answer = event(self.engine, now)
                 self._perform(self.engine.take_effects())
                 self._look_ahead()
-            except Exception as error:
+            except Exception as error:  # mostly of an event of another thread
                 self._break(error)
-                raise
+                raise InternalError("the engine has failed") from error
         self.turn()
         return answer
 
@@ -228,7 +233,8 @@ class Door:
 
     def _drain(self) -> None:
         engine = self.engine
-        if since_boot() - self.round_at > SUSPENDED_S and not self.in_doubt:
+        late = since_boot() - self.round_at > SUSPENDED_S
+        if late and not (self.in_doubt or self.left):
             self.in_doubt = True
             engine.halt(self.clock(), "membership", on=True)
         done, ended, events = self.done, self.ended, self._events

@@ -12,7 +12,7 @@ from weft.core.engine import Engine
 from weft.core.events import Assignment
 from weft.core.spec import HandlerSpec
 from weft.core.states import InternalError
-from weft.runtime.door import Door
+from weft.runtime.door import SUSPENDED_S, Door
 from weft.testing import MemoryKafka, run
 
 
@@ -65,6 +65,29 @@ def test_after_an_internal_error_the_door_stays_closed() -> None:
     assert [type(error) for error in told] == [IndexError]
     with pytest.raises(InternalError):
         door.call(lambda *_: None)
+
+
+def test_a_caller_that_is_inside_when_the_engine_fails_is_told_so() -> None:
+    """Whatever fails is mostly another thread's: who only looks need not know each kind of bug."""
+    door = Door(Engine([HandlerSpec("h")]), lambda _: None)
+    told: list[Exception] = []
+    door.on_broken = told.append
+    with pytest.raises(InternalError, match="the engine has failed"):
+        door.call(lambda *_: 1 / 0)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_an_app_that_has_ended_is_not_halted() -> None:
+    """No round of its polling thread is due: its membership is in no doubt, however late it is."""
+    with MemoryKafka() as kafka:
+        kafka.create_topic("t")
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app.consume("t")(lambda record: None)
+        run = app.start()
+        run.stop()
+        assert run.wait(60).exit_code == 0
+        run._member.door.round_at -= 2 * SUSPENDED_S
+        assert "membership" not in {one["cause"] for one in app.snapshot()["halts"]}
 
 
 def test_a_bug_of_ours_ends_the_run_and_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

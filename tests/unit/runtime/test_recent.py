@@ -24,7 +24,7 @@ def test_an_internal_error_carries_the_story() -> None:
     stray = Work(Record("t", 0, 5, 0, None, b"secret"), partition, 1)
     with pytest.raises(InternalError) as caught:
         door.call(lambda _engine, _now: stray.move(states.QUEUED))
-    story = "\n".join(caught.value.__notes__)
+    story = "\n".join(caught.value.__cause__.__notes__)
     assert "7.000 assigned: places=list[1]" in story
     assert story.endswith("7.000 move: stray=…")
     assert "secret" not in story

@@ -446,6 +446,7 @@ class Member:
         except Exception as error:
             # A revoke failed half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")
+        self.door.left = True
         for executor in self.executors:
             executor.close()
         self.seat.quit()
