@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.bounds import shown
-from weft.spark.source.cluster import accepted
+from weft.spark.source.cluster import CONNECTING, accepted
 from weft.spark.source.javanames import librdkafka_properties
 from weft.spark.source.options import check_brokers_given, fields_of, flag, split_options
 from weft.spark.source.secrets import resolved
@@ -35,6 +35,7 @@ REFUSED = {
 #: connector and every Java producer send it. A row that lingers long is in no cache any more when
 #: it is sent: 5 ms, librdkafka's own default too, costs a tenth less than 50.
 DEFAULTS: dict[str, str | int | bool] = {
+    **CONNECTING,
     "partitioner": "murmur2_random",
     "enable.idempotence": True,
     "linger.ms": 5,

@@ -115,14 +115,23 @@ def chunks_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[
     for batch in batches:
         if batch.num_rows:
             rows = rows_of(batch, topic)
-            values = [value or b"" for value in rows.values]
+            values = _without_none(rows.values, batch.column("value").null_count)
             if "key" in batch.schema.names:
-                keys = list(map(zlib.crc32, [key or b"" for key in rows.keys]))
+                keys = list(
+                    map(zlib.crc32, _without_none(rows.keys, batch.column("key").null_count))
+                )
                 sums = p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
             else:
                 whole = sum(map(zlib.crc32, values))
                 sums = p.Sums(len(values), whole, whole)
             yield Chunk(rows, sums)
+
+
+def _without_none(column: list[bytes | None], nulls: int) -> list[bytes]:
+    """A null counts as empty."""
+    if not nulls:
+        return column  # type: ignore[return-value]  # so it holds none
+    return [one or b"" for one in column]
 
 
 def write_transaction(
@@ -196,6 +205,7 @@ class Client:
                 self._sending = self._opened(self._task_id(self._task.number))
                 self._has_begun = False
             case p.Lock():
+                self._admin()  # connects meanwhile
                 self._holder = self._opened(self._query, MARKER_TIMEOUT_MS)
             case p.ReadOwn():
                 mark = (self._marker_topic, 0)
@@ -243,6 +253,12 @@ class Client:
                 "socket.timeout.ms": timeout_ms,
             }
         sending = Sending(self._options, **config, **{"transactional.id": id_})
+        for group in {id_, self._query} if self._task.session is not None else {id_}:
+            self._reader(group)  # connects meanwhile
+        # A producer without a connection looks for its coordinator again after 500 ms. The first
+        # answer comes from a connection to a bootstrap server, which is closed then.
+        for _ in range(2):
+            self._again(lambda left: sending.producer.list_topics(self._marker_topic, left))
         self._again(sending.producer.init_transactions)
         return sending
 
@@ -272,7 +288,8 @@ class Client:
 
     def _retired(self, slots: int) -> list[p.Own]:
         def retire(number: int) -> p.Own:
-            with clients(self._options, self._query, self._task._replace(number=number)) as other:
+            task = self._task._replace(number=number, session=None)
+            with clients(self._options, self._query, task) as other:
                 other.run(_steps(p.Open()))
                 own: p.Own = other.run(_steps(p.ReadOwn()))
                 return own

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.spark.sink import plain, transactions
+from weft.spark.sink import plain, protocol, transactions
 from weft.spark.sink.columns import Rows
 from weft.spark.sink.options import sink_options
 from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
@@ -85,3 +85,24 @@ def test_another_attempt_asks_with_a_new_client(monkeypatch):
 
     assert client._again(step) == 5
     assert asked[0] is not asked[1]
+
+
+def test_a_transaction_is_opened_by_a_connected_producer(monkeypatch):
+    """Without a connection librdkafka looks for the coordinator again only after 500 ms."""
+    calls: list[str] = []
+
+    class Connecting:
+        def __init__(self, config: Any) -> None:
+            calls.append(config["transactional.id"])
+
+        def list_topics(self, topic: str, _timeout_s: float) -> None:
+            calls.append(topic)
+
+        def init_transactions(self, _timeout_s: float) -> None:
+            calls.append("open")
+
+    monkeypatch.setattr(plain, "Producer", Connecting)
+    monkeypatch.setattr(transactions, "consumer_of", lambda group, *_: calls.append(group))
+    options = sink_options({"kafka.bootstrap.servers": "x:1", "topic": "t"})
+    transactions.Client(options, "q", Task(3, 0, None))._answer(protocol.Open())
+    assert calls == ["q-3", "q-3", "t", "t", "open"], "producer, its marker's reader, twice asked"
