@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from confluent_kafka import Producer
 
 PARTITIONS, KEYS, VALUE = 4, 10_000, b"x" * 100
@@ -32,6 +34,25 @@ def told(lines: Sequence[dict[str, Any]], json_file: str | None) -> int:
     if json_file:
         Path(json_file).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0 if all(line.get("ok", True) for line in lines) else 1
+
+
+def timed(step: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of a step, and processor seconds: also of Spark, its workers and the broker.
+
+    The second hold on a busy machine, too.
+    """
+    began, spent = time.perf_counter(), processor_s()
+    step()
+    return time.perf_counter() - began, processor_s() - spent
+
+
+def processor_s() -> float:
+    """Processor seconds so far of this process and of all that it started."""
+    me, total = psutil.Process(), 0.0
+    for one in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += sum(one.cpu_times()[:4])  # its own, and those of its ended children
+    return total
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
