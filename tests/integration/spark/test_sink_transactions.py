@@ -7,7 +7,6 @@ import threading
 import uuid
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -271,7 +270,7 @@ def test_killed_between_the_tasks_of_a_batch_every_row_is_there_once(
     *killed, last, again = map(str, layouts)
     for tasks in killed:
         with example(*command, "4", tasks, log=tmp_path / "log") as process:
-            wait_for(lambda: checkpoint.half_written() or not psutil.pid_exists(process.pid), 300)
+            wait_for(lambda: checkpoint.half_written() or process.poll() is not None, 300)
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
             kill(process)
     for tasks in (last, again):
