@@ -71,7 +71,7 @@ def test_nothing_outside_reads_into_the_core() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "self._seat.door.engine.state.stop_mode",
+        "self._membership.door.engine.state.stop_mode",
         "door.call(lambda engine, _: ask(engine.state))",
         "partition.offsets.position",
         "work.partition.commit.sent",

@@ -399,7 +399,7 @@ MUTANTS: list[tuple[Rule, str, str]] = [
     (
         rooms_know_each_other_downwards,
         "src/weft/runtime/door.py",
-        "import weft.runtime.member.seat",
+        "import weft.runtime.member.group_membership",
     ),
     (pure_rings_need_nothing, "src/weft/core/x.py", "import zstandard"),
     (pure_rings_need_nothing, "src/weft/codec/x.py", "import numpy as np"),

@@ -9,7 +9,7 @@ from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
 from weft.core.delivery.exactly_once import HELD_SHARE
-from weft.core.events import Ended, Failed, GivenBack, Returned
+from weft.core.events import Ended, Failed, Returned, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
@@ -162,7 +162,7 @@ def _end_single(
         return
     if life is None or ending is None:
         return
-    if isinstance(ending, GivenBack):
+    if isinstance(ending, Unhandled):
         world.oracle.given_back(life, work)
     elif isinstance(ending, Returned):
         world.oracle.returned(life, work, world.now)
@@ -204,7 +204,7 @@ def outcome(
         asks = None if work.partition.handler.spec.budget is None else asked
         return Failed(work, ERROR, delay_s=None if once else asked, budget_s=asks)
     if fate > 1.0 - odds.give_back:
-        return GivenBack(work)
+        return Unhandled(work)
     if kind < odds.outputs:
         return Returned(work, ["output"])
     return None
@@ -223,7 +223,7 @@ def _end_batch(world: World, member: Member, call: Call, dice: Dice, *, every: b
 def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     member.calls.remove(call)
     if dice.chance(world.odds.give_back):
-        _give_back(world, member, call)
+        _end_unhandled(world, member, call)
         return
     failed = call.cancelled or dice.chance(world.odds.fail) or any(map(world.poisoned, call.works))
     absent = not failed and any(away.is_away(world, work) for work in call.works)
@@ -262,15 +262,15 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed, call=call.call)
 
 
-def _give_back(world: World, member: Member, call: Call) -> None:
+def _end_unhandled(world: World, member: Member, call: Call) -> None:
     for work in call.works:
         life = world.oracle.left(work)
         if life is not None and redoing.is_one(life, work):
-            redoing.ended(life, work.record.offset, GivenBack(work))
+            redoing.ended(life, work.record.offset, Unhandled(work))
         elif life is not None:
-            away.ended(member, work, GivenBack(work))
+            away.ended(member, work, Unhandled(work))
             world.oracle.given_back(life, work)
-    ended = [GivenBack(work) for work in call.works]
+    ended = [Unhandled(work) for work in call.works]
     member.engine.batch_ended(world.now, call.handler, (), ended, call=call.call)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulators.core.dice import Dice
 from simulators.core.violation import require
-from weft.core.events import Ended, GivenBack, Returned
+from weft.core.events import Ended, Returned, Unhandled
 from weft.core.work import Work
 from weft.policies import Hold
 
@@ -116,7 +116,7 @@ def _ended(member: Member, place: Place, outage: Outage, ending: Ended | None) -
         if place[2] == BRAKE:
             oracle.floods[place[:2]] = Flood()
         member.freed_at = member.world.now
-    elif isinstance(ending, GivenBack):
+    elif isinstance(ending, Unhandled):
         outage.probes -= 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulators.core.dice import Dice
 from simulators.core.lending import EVEN
 from simulators.core.violation import require
-from weft.core.events import Charged, Ended, Failed, GivenBack
+from weft.core.events import Charged, Ended, Failed, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE
 from weft.core.work import Tags, Work
@@ -194,9 +194,9 @@ def ended(member: Member, work: Work, ending: Ended | None) -> None:
     if purse is None:
         return
     cost, lending = _cost(purse.spec, work.record.offset), member.world.lending
-    if isinstance(ending, GivenBack) and lending is not None:
+    if isinstance(ending, Unhandled) and lending is not None:
         lending.paid(now, -cost)
-    elif isinstance(ending, GivenBack):
+    elif isinstance(ending, Unhandled):
         purse.charge(now, _value(purse, work), -cost)
     elif isinstance(ending, Failed) and ending.budget_s is not None:
         purse.until = max(purse.until, now + ending.budget_s)

@@ -15,7 +15,7 @@ from simulators.core.dice import Dice
 from simulators.core.remembering import UNIX_S
 from simulators.core.violation import require
 from weft.core import effects as fx
-from weft.core.events import Command, Ended, Failed, GivenBack, Target
+from weft.core.events import Command, Ended, Failed, Target, Unhandled
 from weft.core.spec import EXACTLY_ONCE
 from weft.types import Record
 
@@ -118,7 +118,7 @@ def is_one(life: Life, work: Work) -> bool:
 
 def ended(life: Life, offset: int, ending: Ended | None) -> None:
     """Its call has ended."""
-    if isinstance(ending, GivenBack):
+    if isinstance(ending, Unhandled):
         life.redoing[offset] = WAITS
     elif isinstance(ending, Failed):
         life.redoing[offset] = BAD

@@ -175,8 +175,8 @@ def _unknown_start_is_not_looked_up_again(original: Any) -> Any:
 @mutant(Watchdog, "_refresh", "L1", among=lambda one: one.odds.leader_moved > 0.3, first_seed=101)
 def _partition_sought_without_a_refresh(original: Any) -> Any:
     def refresh(self: Any, wanted: Any) -> None:
-        ends = self._seat.consumer.stable_ends(list(wanted), 1.0)
-        self._seat.on_poll_thread(lambda: self._refetch(wanted, ends))
+        ends = self._membership.consumer.stable_ends(list(wanted), 1.0)
+        self._membership.on_poll_thread(lambda: self._refetch(wanted, ends))
 
     return refresh
 
@@ -197,7 +197,7 @@ def _fresh_membership_for_an_old_transaction(original: Any) -> Any:
         port, real = self._port, self._port.transact
 
         def late(messages: Any, offsets: Any, _old: Any, read_back: Any) -> Any:
-            fresh = _Late(self._seat.consumer)
+            fresh = _Late(self._membership.consumer)
             return real(messages, offsets, fresh, read_back)
 
         port.transact = late

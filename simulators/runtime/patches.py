@@ -33,7 +33,7 @@ from simulators.runtime.scheduler import Scheduler
 from weft.runtime.calls import threads
 from weft.runtime.calls.loops import new_loop
 from weft.runtime.calls.processes.link import SPAWN
-from weft.runtime.calls.processes.protocol import found_by_name, tell_parent
+from weft.runtime.calls.processes.protocol import found_by_name, log_to_parent
 from weft.runtime.door import since_boot
 from weft.runtime.run.outside import SOCKET_VARIABLE
 
@@ -127,7 +127,7 @@ def _of_processes(machine: Machine) -> dict[int, Any]:
         id(signal): machine.signal,
         id(socket): machine.socket,
         id(SPAWN): machine.spawn,
-        id(tell_parent): lambda *_: None,
+        id(log_to_parent): lambda *_: None,
     }
 
 

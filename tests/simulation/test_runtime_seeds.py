@@ -16,7 +16,7 @@ from simulators.runtime.runner import digest, run_seed, run_seeds
 from simulators.runtime.scheduler import Scheduler, Task
 from simulators.runtime.world import World
 from simulators.seeds import Totals
-from weft.runtime.member.telling import Telling
+from weft.runtime.member.run_log import RunLog
 
 SEEN = (
     "calls",
@@ -122,8 +122,8 @@ def test_no_seed_sees_a_real_clock(real_calls):
 
 def test_a_real_clock_is_seen(real_calls, monkeypatch):
     """One that was bound at import, as a default: it went past the patches, 27 of 37 seeds took other turns."""
-    monkeypatch.setattr(Telling.__init__, "__defaults__", (time.monotonic, None, None))
-    assert any("telling.py" in call for call in real_calls(range(6)))
+    monkeypatch.setattr(RunLog.__init__, "__defaults__", (time.monotonic, None, None))
+    assert any("run_log.py" in call for call in real_calls(range(6)))
 
 
 def test_a_module_that_a_seed_imports_is_refused(monkeypatch):

@@ -155,10 +155,10 @@ def send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
         if number == signal.SIGSTOP and Path("/proc/self/task").exists():
-            wait_until(lambda: _stands_still(pid), STOP_GRACE_S)
+            wait_until(lambda: _suspended(pid), STOP_GRACE_S)
 
 
-def _stands_still(pid: int) -> bool:
+def _suspended(pid: int) -> bool:
     try:
         return {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} <= set("TZX")
     except FileNotFoundError:  # a thread has just ended; or all have

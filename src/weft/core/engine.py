@@ -183,7 +183,7 @@ class Engine:
                 budget = ending.work.partition.handler.budget
                 if budget is None:
                     continue
-                if isinstance(ending, events.GivenBack):
+                if isinstance(ending, events.Unhandled):
                     budget.refund(ending.work)
                 elif isinstance(ending, events.Failed) and ending.budget_s is not None:
                     budget.wait(ending.budget_s, ending.error)

@@ -103,7 +103,7 @@ class Failed(NamedTuple):
     budget_s: float | None = None
 
 
-class GivenBack(NamedTuple):
+class Unhandled(NamedTuple):
     """The call never started: the record goes back to the head of its lane."""
 
     work: Work
@@ -135,7 +135,7 @@ class Decided(NamedTuple):
 
 
 #: how a call ended that did not simply return
-Ended = Returned | Failed | GivenBack
+Ended = Returned | Failed | Unhandled
 
 # -- commands --------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.charging import CHARGE, Charge
-from weft.core.events import Charged, Ended, GivenBack
+from weft.core.events import Charged, Ended, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.core.states import CLOSED, DONE, RUNNING
@@ -220,7 +220,7 @@ class HandlerPlan:
 def handled(done: Iterable[Work], ended: Iterable[Ended]) -> Iterator[Work]:
     """The records of a batch that its call has handled; returned ones had no call."""
     yield from done
-    yield from (one.work for one in ended if not isinstance(one, GivenBack))
+    yield from (one.work for one in ended if not isinstance(one, Unhandled))
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:

@@ -117,7 +117,7 @@ def before_send(self: Worker, message: Any) -> None:
 if STEP in os.environ:
     around(Worker, "_open", lambda *_: at("opening"), nothing)
     around(pickle, "loads", nothing, lambda got, *_: at("read") if isinstance(got, Job) else None)
-    around(Worker, "_give_back", lambda *_: at("giving back"), lambda *_: at("gave back"))
+    around(Worker, "_end_unhandled", lambda *_: at("giving back"), lambda *_: at("gave back"))
     around(Worker, "_handle", lambda *_: at("took"), nothing)
     around(Worker, "_claimed", nothing, lambda found, *_: at("claimed") if found else None)
     around(Worker, "begin", nothing, lambda _, _self, number: number != IDLE and at("begun"))

@@ -8,7 +8,7 @@ from tests.unit.core.test_memory import ERROR, UNIX_S
 
 from weft.codec import decode
 from weft.core import effects as fx
-from weft.core.events import Command, Failed, GivenBack, Returned, Target
+from weft.core.events import Command, Failed, Returned, Target, Unhandled
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch
 from weft.types import Record
@@ -133,7 +133,7 @@ def test_a_call_that_never_began_is_made_again(desk):
     redo(desk)
     desk.do("calls_ended", [first])
     (work,) = desk.started()
-    desk.do("calls_ended", [], [GivenBack(work)])
+    desk.do("calls_ended", [], [Unhandled(work)])
     assert run(desk) == [0]
 
 

@@ -9,7 +9,7 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core.endings import MATE_WAIT_S
-from weft.core.events import Failed, GivenBack, Returned
+from weft.core.events import Failed, Returned, Unhandled
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch, Commit, Retry, Skip
 from weft.types import Record, Sent
@@ -166,7 +166,7 @@ def test_given_back_lane_keeps_its_order(make_desk):
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
     (effect,) = desk.take(fx.Start)
-    desk.do("batch_ended", 0, [], [GivenBack(work) for work in effect.works])
+    desk.do("batch_ended", 0, [], [Unhandled(work) for work in effect.works])
     assert batches(desk) == [[0, 1]]
 
 

@@ -10,7 +10,7 @@ from tests.unit.core.conftest import ERROR, offsets
 from weft.core import budgets, states
 from weft.core import effects as fx
 from weft.core.bucket import Bucket
-from weft.core.events import Charged, Command, Failed, GivenBack, Pause, Steering, Target
+from weft.core.events import Charged, Command, Failed, Pause, Steering, Target, Unhandled
 from weft.core.spec import HandlerSpec
 from weft.core.work import Tags
 from weft.policies import Budget, Hold, Retry
@@ -290,7 +290,7 @@ def test_a_call_that_did_not_begin_costs_nothing(make_desk):
     (part,) = desk.assign(0)
     desk.poll(part, 0, key=None)
     (work,) = desk.started()
-    desk.do("calls_ended", (), [GivenBack(work)])
+    desk.do("calls_ended", (), [Unhandled(work)])
     assert desk.started() == [work]
 
 

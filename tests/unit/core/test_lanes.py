@@ -6,7 +6,7 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, GivenBack
+from weft.core.events import Failed, Unhandled
 from weft.core.spec import HandlerSpec
 from weft.policies import Park, Retry
 
@@ -116,7 +116,7 @@ def test_record_given_back_starts_again_first(make_desk):
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
     (work,) = desk.started()
-    desk.do("calls_ended", [], [GivenBack(work)])
+    desk.do("calls_ended", [], [Unhandled(work)])
     assert [(w.record.offset, w.record.attempt) for w in desk.started()] == [(0, 1)]
 
 

@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Command, Failed, GivenBack, Returned, Target
+from weft.core.events import Command, Failed, Returned, Target, Unhandled
 from weft.core.spec import HandlerSpec
 from weft.core.work import Tags
 from weft.policies import Hold, Park, Retry
@@ -122,7 +122,7 @@ def test_a_record_that_was_given_back_has_not_probed(make_desk):
     opened(desk, *"aaaa")
     desk.pass_time(5.0)
     (probe,) = desk.started()
-    desk.do("calls_ended", (), [GivenBack(probe)])
+    desk.do("calls_ended", (), [Unhandled(probe)])
     assert len(desk.started()) == 1
 
 

@@ -9,7 +9,7 @@ from tests.unit.core.conftest import ERROR, Desk
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
-from weft.core.events import Failed, GivenBack
+from weft.core.events import Failed, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Work
@@ -58,7 +58,7 @@ class Life:
         self.running = [work for work in self.running if work not in ends]
         lots = {work: rng.random() if slow else 1.0 for work in ends}
         failed = [Failed(work, ERROR) for work in ends if lots[work] < 0.05]
-        back = [GivenBack(work) for work in ends if 0.05 <= lots[work] < 0.1]
+        back = [Unhandled(work) for work in ends if 0.05 <= lots[work] < 0.1]
         desk.do("calls_ended", [work for work in ends if lots[work] >= 0.1], [*failed, *back])
         desk.pass_time(0.3)
         for effect in [one for one in desk.effects if isinstance(one, fx.CommitOffsets)]:

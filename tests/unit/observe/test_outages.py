@@ -149,7 +149,7 @@ def broker_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     monkeypatch.setattr(Member, "answers", lambda *_: False)
     monkeypatch.setattr(run._admin, "describe", refuse)
     assert run.member is not None
-    run.member.telling.broker_seen_at -= 60.0
+    run.member.run_log.broker_seen_at -= 60.0
     return stage.until("broker")
 
 
@@ -165,7 +165,7 @@ def login_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> An
 
     monkeypatch.setattr(run._admin, "describe", refuse)
     assert run.member is not None
-    run.member.telling.broker_seen_at -= 60.0
+    run.member.run_log.broker_seen_at -= 60.0
     return stage.until("refused")
 
 

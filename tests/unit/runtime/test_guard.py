@@ -10,7 +10,7 @@ import weft
 from weft import guard
 from weft.errors import ConfigError
 from weft.runtime.calls.processes.executor import ProcessExecutor
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.run.watching import Watching
 
@@ -54,7 +54,7 @@ def run_of(memory_broker, handler=None, **consume):
 def test_a_refused_look_at_topic_ids_ends_the_run(memory_broker, monkeypatch) -> None:
     """DESCRIBE was denied while it ran: the watch ends, and `wait` returns with the reason."""
 
-    def refuse(self, seat, reread):
+    def refuse(self, membership, reread):
         raise ConfigError("not authorized to describe t")
 
     monkeypatch.setattr(TopicIds, "look", refuse)
@@ -118,7 +118,7 @@ def test_only_what_escapes_ends_it(memory_broker, name: str) -> None:
         raise ValueError("this one")
 
     queue = {
-        "weft-background": run._member.seat.background,
+        "weft-background": run._member.membership.background,
         "weft-callbacks": run._member.callbacks.call,
     }
     queue[name](bad)

@@ -23,8 +23,8 @@ from weft.core.work import Work
 from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.threads import ThreadExecutor
 from weft.runtime.handling import HandlerPlan
+from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.member.rebalance import FIND_AGAIN_S, Rebalance
-from weft.runtime.member.seat import Callbacks
 from weft.runtime.run.drain import Drain
 from weft.runtime.run.outside import Outside
 from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
@@ -336,7 +336,7 @@ def test_a_start_that_cannot_be_read_for_any_reason_is_looked_up_again() -> None
         raise ValueError("a topic that comes and goes")
 
     later, found = list[Any](), list[Any]()
-    seat: Any = SimpleNamespace(
+    membership: Any = SimpleNamespace(
         now=lambda: 0.0,
         background=later.append,
         on_poll_thread=found.append,
@@ -344,7 +344,7 @@ def test_a_start_that_cannot_be_read_for_any_reason_is_looked_up_again() -> None
     )
     unused: Any = None
     committer: Any = SimpleNamespace(under_way=lambda _: False)
-    listener = Rebalance(seat, unused, committer, unused, unused, unused)
+    listener = Rebalance(membership, unused, committer, unused, unused, unused)
     listener.on_assigned([("t", 0)])
     later.pop()()
     found.pop()()

@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.errors import RemoteError
-from weft.runtime.member import telling
+from weft.runtime.member import run_log
 from weft.testing import run
 
 AT_ONCE = weft.Retry(attempts=2, delay_s=0)
@@ -88,7 +88,7 @@ def test_from_a_worker_process_comes_the_text():
 
 def test_a_slow_callback_leaves_calls_out_and_reports_it(caplog, monkeypatch):
     """What waits for it is bounded: the rest is counted in one line."""
-    monkeypatch.setattr(telling, "CALLS_MAX", 2)
+    monkeypatch.setattr(run_log, "CALLS_MAX", 2)
     go, calls = threading.Event(), []
 
     def failed(*arguments):
@@ -141,7 +141,7 @@ def test_exceptions_are_not_kept():
     run(app, [(b"%d" % n, b"v") for n in range(500)])
     gc.collect()
     left = [one for one in gc.get_objects() if isinstance(one, NoSuchCustomer)]
-    assert len(left) <= telling.RAISED_MAX
+    assert len(left) <= run_log.RAISED_MAX
 
 
 def test_a_function_that_cannot_be_called_so_is_refused():

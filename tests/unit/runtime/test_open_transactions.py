@@ -25,8 +25,8 @@ class Member:
             position=position,
         )
         self.partitions = {WHERE: self.partition}
-        self.telling = SimpleNamespace(stable_ends={})
-        self.seat = SimpleNamespace(consumer=self)
+        self.run_log = SimpleNamespace(stable_ends={})
+        self.membership = SimpleNamespace(consumer=self)
         self.asked: list[Any] = []
         self.away = False
 
@@ -51,7 +51,7 @@ def test_a_partition_that_stands_before_its_logs_end_is_asked_for():
     assert member.asked == []
     member = Member(12, 40).watched(100.0, 100.0 + UNMOVED_S)
     assert member.asked == [[WHERE]]
-    assert member.telling.stable_ends == {WHERE: 12}
+    assert member.run_log.stable_ends == {WHERE: 12}
 
 
 def test_it_is_asked_for_now_and_then():
@@ -87,18 +87,18 @@ def test_what_was_found_is_forgotten_once_nothing_stands():
     looking = OpenTransactions(member)
     looking.look(100.0)
     looking.look(106.0)
-    assert member.telling.stable_ends
+    assert member.run_log.stable_ends
     member.partition.position = 40
     looking.look(108.0)
-    assert member.telling.stable_ends == {}
+    assert member.run_log.stable_ends == {}
 
 
 def test_no_one_answers():
     """Nothing is said, and it is asked again later."""
     member = Member(12, 40)
-    member.telling.stable_ends = {WHERE: 12}
+    member.run_log.stable_ends = {WHERE: 12}
     member.away = True
-    assert member.watched(100.0, 106.0).telling.stable_ends == {}
+    assert member.watched(100.0, 106.0).run_log.stable_ends == {}
     assert len(member.asked) == 1
 
 

@@ -48,7 +48,7 @@ def watching(*, away_s=None, reserve=False, loop_stands_s=None):
     stands = None
     if loop_stands_s is not None:
         stands = SimpleNamespace(
-            stands_s=lambda: loop_stands_s,
+            blocked_s=lambda: loop_stands_s,
             blocked_by=lambda: "a handler blocks it: shop/app.py:12 check",
         )
     return SimpleNamespace(broker_away_s=lambda: away_s, in_reserve=reserve, loop=stands)

@@ -152,7 +152,7 @@ class Office:
     def hear(self, child: Child, *messages: Any) -> None:
         """The worker says this."""
         for message in messages:
-            self.executor._heard(child, message)
+            self.executor._received(child, message)
 
     def halt(self) -> None:
         """Nothing more starts, so that what comes back is seen."""
@@ -305,7 +305,7 @@ def test_a_stop_recalls_from_the_dispatcher(office: Any) -> None:
         ({"outcome": "done", "outputs": ["out"]}, states.SENDING),
         ({"outcome": "failed", "error": ERROR}, states.RETRYING),
         ({"outcome": "failed", "error": ERROR, "final": True}, states.PARKED),
-        ({"outcome": "given_back"}, states.QUEUED),
+        ({"outcome": "unhandled"}, states.QUEUED),
     ],
 )
 def test_a_reply_ends_its_record(office: Any, reply: dict[str, Any], state: int) -> None:

@@ -18,8 +18,8 @@ from weft.testing.memory_producer import MemoryTransactions
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
 
-class Seat:
-    """As much of a member's seat as an assignment needs; its background work is kept, not done."""
+class GroupMembership:
+    """As much of a member's membership as an assignment needs; its background work is kept, not done."""
 
     def __init__(self, *, may_block: bool) -> None:
         self.later: list[Any] = []
@@ -33,46 +33,46 @@ class Seat:
         raise KafkaUnavailable("nobody answers")
 
 
-def rebalance(seat: Seat, *under_way: bool) -> Rebalance:
+def rebalance(membership: GroupMembership, *under_way: bool) -> Rebalance:
     """A listener; `under_way`: whether a commit of ours is on the way, look after look, then no."""
     unused: Any = None
     looks = list(under_way)
     committer: Any = SimpleNamespace(under_way=lambda _: bool(looks) and looks.pop(0))
-    return Rebalance(seat, unused, committer, unused, unused, unused)
+    return Rebalance(membership, unused, committer, unused, unused, unused)
 
 
-def assign(seat: Seat) -> dict[Any, int]:
+def assign(membership: GroupMembership) -> dict[Any, int]:
     """What the rebalance listener does with one partition."""
-    return rebalance(seat).on_assigned([("t", 0)])
+    return rebalance(membership).on_assigned([("t", 0)])
 
 
 def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
     """A heartbeat during the callback can give away what is being assigned (found by a storm)."""
-    seat = Seat(may_block=False)
-    assert assign(seat) == {}
-    assert seat.looks == []
-    assert len(seat.later) == 1
+    membership = GroupMembership(may_block=False)
+    assert assign(membership) == {}
+    assert membership.looks == []
+    assert len(membership.later) == 1
 
 
 def test_other_protocols_read_before_the_assignment_is_taken() -> None:
     """And again in the background, paused, when that fails."""
-    seat = Seat(may_block=True)
-    assert assign(seat) == {}
-    assert seat.looks == [threading.get_ident()]
-    assert len(seat.later) == 1
+    membership = GroupMembership(may_block=True)
+    assert assign(membership) == {}
+    assert membership.looks == [threading.get_ident()]
+    assert len(membership.later) == 1
 
 
 @pytest.mark.parametrize("may_block", [False, True])
 def test_an_epoch_begins_when_no_commit_of_the_former_is_still_to_come(*, may_block: bool) -> None:
     """Librdkafka may send it again after what the new one commits (found on a real broker)."""
-    seat = Seat(may_block=may_block)
-    listener = rebalance(seat, *[True] * (2 + may_block))
+    membership = GroupMembership(may_block=may_block)
+    listener = rebalance(membership, *[True] * (2 + may_block))
     assert listener.on_assigned([("t", 0)]) == {}
-    assert (seat.looks, seat.later) == ([], [])
+    assert (membership.looks, membership.later) == ([], [])
     listener.tick(ANSWER_AGAIN_S)
-    assert (seat.looks, seat.later) == ([], [])
+    assert (membership.looks, membership.later) == ([], [])
     listener.tick(2 * ANSWER_AGAIN_S)
-    assert len(seat.later) == 1
+    assert len(membership.later) == 1
 
 
 @pytest.mark.parametrize(

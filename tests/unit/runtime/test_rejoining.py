@@ -29,7 +29,7 @@ PROBLEM = Problem("recreate", "UNRELEASED_INSTANCE_ID", "still in use")
 
 
 class Place:
-    """A member's seat at a time that the test sets; what is done with it is written down."""
+    """A member's membership at a time that the test sets; what is done with it is written down."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -50,8 +50,8 @@ def place() -> Place:
 def again(place: Place, monkeypatch: pytest.MonkeyPatch) -> Rejoining:
     """It has a consumer so far; a step that waits does not take long."""
     monkeypatch.setattr(rebalance, "REJOIN_LOOK_S", 0.0)
-    seat: Any = place
-    return Rejoining(seat, lambda: place.did.append("lose"), lambda: place.did.append("join"))
+    membership: Any = place
+    return Rejoining(membership, lambda: place.did.append("lose"), lambda: place.did.append("join"))
 
 
 def test_there_is_a_consumer_at_first(again: Rejoining) -> None:

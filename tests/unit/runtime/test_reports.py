@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from weft.errors import ConfigError
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
 
 

@@ -11,7 +11,7 @@ import weft
 from weft.core.effects import Finished
 from weft.core.spec import HandlerSpec
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.run import run as local
 from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
 from weft.testing import MemoryKafka

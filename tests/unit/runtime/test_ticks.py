@@ -75,7 +75,7 @@ def test_what_stays_due_does_not_keep_the_thread_busy(member, monkeypatch):
 def test_the_thread_ticks_when_it_is_due(member, monkeypatch, late_s, ticks):
     """A moment before nothing is done; at that moment it is."""
     ticked: list[float] = []
-    member.seat.consumer = SimpleNamespace(poll=lambda timeout_s, room: Polled())
+    member.membership.consumer = SimpleNamespace(poll=lambda timeout_s, room: Polled())
     monkeypatch.setattr(member, "_tick", ticked.append)
     monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 100.0 - late_s
@@ -94,7 +94,7 @@ def test_a_poll_waits_until_something_is_due(member, monkeypatch, due_in_s, wait
         waits.append(timeout_s)
         return Polled()
 
-    member.seat.consumer = SimpleNamespace(poll=poll)
+    member.membership.consumer = SimpleNamespace(poll=poll)
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 100.0 + due_in_s
@@ -102,7 +102,7 @@ def test_a_poll_waits_until_something_is_due(member, monkeypatch, due_in_s, wait
     assert waits == [pytest.approx(waited_s)]
 
 
-@pytest.mark.parametrize("who", ["seat", "committer"])
+@pytest.mark.parametrize("who", ["membership", "committer"])
 def test_a_poll_does_not_wait_where_something_is_to_be_done(member, monkeypatch, who):
     """Either of them: what was handed to this thread, or a commit that is to be sent."""
     waits: list[float] = []
@@ -111,13 +111,13 @@ def test_a_poll_does_not_wait_where_something_is_to_be_done(member, monkeypatch,
         waits.append(timeout_s)
         return Polled()
 
-    member.seat.consumer = SimpleNamespace(poll=poll)
+    member.membership.consumer = SimpleNamespace(poll=poll)
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 109.0
     monkeypatch.setattr(type(getattr(member, who)), "waiting", property(lambda _: True))
     monkeypatch.setattr(member.committer, "send_planned", lambda: None)
-    monkeypatch.setattr(member.seat, "do_waiting", lambda: None)
+    monkeypatch.setattr(member.membership, "do_waiting", lambda: None)
     member._step()
     assert waits == [0.0]
 
@@ -131,7 +131,7 @@ def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeyp
         did.append("poll")
         return Polled()
 
-    member.seat.consumer = SimpleNamespace(poll=poll)
+    member.membership.consumer = SimpleNamespace(poll=poll)
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_take", lambda polled: did.append("take"))
     monkeypatch.setattr(member.lease, "renew", lambda: did.append("renew"))
@@ -159,7 +159,7 @@ def test_an_idle_member_polls_less_often(member, monkeypatch, polls, held, waite
         waits.append(timeout_s)
         return Polled()
 
-    member.seat.consumer = SimpleNamespace(poll=poll)
+    member.membership.consumer = SimpleNamespace(poll=poll)
     member.partitions["t", 0] = SimpleNamespace(busy=bool(held))
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_wait_for_room", lambda: 100)

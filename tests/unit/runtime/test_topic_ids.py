@@ -14,7 +14,7 @@ WHERE = ("t", 0)
 
 
 class Cluster:
-    """Topic ids that change, and a seat that does at once what it is told."""
+    """Topic ids that change, and a membership that does at once what it is told."""
 
     def __init__(self):
         self.ids: dict[str, str] | None = {"t": "first"}
@@ -27,7 +27,7 @@ class Cluster:
             number=0,
             committed_or_sent=lambda: {5, 7},
         )
-        self.seat = SimpleNamespace(
+        self.membership = SimpleNamespace(
             partitions={WHERE: self.partition},
             on_poll_thread=lambda action: action(),
             consumer=SimpleNamespace(pause=lambda _: None),
@@ -44,7 +44,7 @@ class Cluster:
 
     def look(self):
         self.topic_ids._due = 0.0
-        self.topic_ids.look(self.seat, self.reread)
+        self.topic_ids.look(self.membership, self.reread)
 
     def found(self, committed):
         one = Found(committed, "map", 0, 9, 9)
@@ -148,7 +148,7 @@ def test_the_ledger_is_reported_after_the_former_topics_epochs_are_closed():
 def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old():
     """One of two partitions came back after the topic was made again: the other is read anew."""
     cluster, other = Cluster(), ("t", 1)
-    cluster.seat.partitions[other] = SimpleNamespace(
+    cluster.membership.partitions[other] = SimpleNamespace(
         topic="t", number=1, committed_or_sent=lambda: {3}
     )
     cluster.look()

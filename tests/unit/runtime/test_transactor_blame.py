@@ -22,14 +22,14 @@ def told(
     """What the engine hears of a transaction with so many records of one output each."""
     heard: dict[str, Any] = {}
     engine = SimpleNamespace(transacted=lambda _now, _sequence, **fields: heard.update(fields))
-    seat: Any = SimpleNamespace(
+    membership: Any = SimpleNamespace(
         door=SimpleNamespace(post=lambda call: call(engine, 0.0)),
         wake=lambda: None,
         died=lambda *_: None,
         fail=lambda _reason: None,
     )
     port: Any = SimpleNamespace(is_refusal=lambda one: refused and one is PURGED)
-    transactor = Transactor(seat, port, "g", batches=False)
+    transactor = Transactor(membership, port, "g", batches=False)
     works: Any = [
         SimpleNamespace(outputs=[OutMessage("out", b"", None)], number=number)
         for number in range(len(deliveries))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.runtime.member import telling
+from weft.runtime.member import run_log
 from weft.testing import run
 
 
@@ -49,5 +49,5 @@ def test_kinds_are_bounded(kinds, others):
     errors = [type(f"E{n}", (Exception,), {})("x") for n in range(kinds)]
     rows = failures(errors, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
     told = {row["type"]: row["attempts"] for row in rows}
-    assert told.get(telling.OTHERS, 0) == others
+    assert told.get(run_log.OTHERS, 0) == others
     assert sum(told.values()) == kinds

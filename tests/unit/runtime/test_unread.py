@@ -25,7 +25,7 @@ WHERE = ("orders", 3)
 ACTS_S = ASK_S + COMES_S
 
 
-class Seat:
+class GroupMembership:
     """One partition on a clock of our own; what is left for other threads is done at once."""
 
     def __init__(self, *, end: int) -> None:
@@ -60,7 +60,7 @@ class Seat:
     def begin(self, where: Any, offset: int) -> None:
         self.did.append(("sought", where, offset))
 
-    def pass_time(self, until: float, *, each: Any = lambda now: None) -> Seat:
+    def pass_time(self, until: float, *, each: Any = lambda now: None) -> GroupMembership:
         """Tick twice a second until then."""
         while self.time < until:
             self.time += 0.5
@@ -75,65 +75,65 @@ class Seat:
 
 def test_a_partition_that_is_not_fetched_is_refreshed_and_sought_after_30_s() -> None:
     """Metadata first, then a seek to the same place; counted, and shown until a record arrives."""
-    seat = Seat(end=9).pass_time(STILL_S + 2)
-    assert seat.did == ["asked", ("refreshed", "orders"), "asked", ("sought", WHERE, 5)]
-    assert seat.dog.refetched == 1
-    assert seat.dog.stuck.keys() == {WHERE}
-    assert seat.dog.ends == {WHERE: 9}
-    seat.partition.position = 6
-    seat.pass_time(seat.time + 2)
-    assert (seat.dog.stuck, seat.dog.ends) == ({}, {})
+    membership = GroupMembership(end=9).pass_time(STILL_S + 2)
+    assert membership.did == ["asked", ("refreshed", "orders"), "asked", ("sought", WHERE, 5)]
+    assert membership.dog.refetched == 1
+    assert membership.dog.stuck.keys() == {WHERE}
+    assert membership.dog.ends == {WHERE: 9}
+    membership.partition.position = 6
+    membership.pass_time(membership.time + 2)
+    assert (membership.dog.stuck, membership.dog.ends) == ({}, {})
 
 
 def test_one_that_stays_stuck_is_fetched_again_every_30_s() -> None:
     """Not at every look."""
-    seat = Seat(end=9).pass_time(4 * STILL_S + 8)
-    assert len(seat.sought) == 4
+    membership = GroupMembership(end=9).pass_time(4 * STILL_S + 8)
+    assert len(membership.sought) == 4
 
 
 def test_an_idle_partition_is_only_asked_about() -> None:
     """Its log ends where it is."""
-    seat = Seat(end=5).pass_time(10 * STILL_S)
-    assert set(seat.did) == {"asked"}
-    assert len(seat.did) <= 10 * STILL_S / ASK_S
+    membership = GroupMembership(end=5).pass_time(10 * STILL_S)
+    assert set(membership.did) == {"asked"}
+    assert len(membership.did) <= 10 * STILL_S / ASK_S
 
 
 @pytest.mark.parametrize("by", ["intake_paused", "paused", "state", "out of range"])
 def test_what_is_paused_is_left_alone(by: str) -> None:
     """Also for long, and its time starts anew once it is resumed."""
-    seat = Seat(end=9)
+    membership = GroupMembership(end=9)
     if by == "out of range":
-        seat.paused = {WHERE}
+        membership.paused = {WHERE}
     else:
-        setattr(seat.partition, by, states.REVOKING if by == "state" else True)
-    seat.pass_time(5 * STILL_S)
-    assert not seat.did
-    seat.paused = set()
-    seat.partition.state, seat.partition.intake_paused = states.OPEN, False
-    seat.partition.paused = False
-    began = seat.time
-    seat.pass_time(began + ASK_S - 1)
-    assert not seat.did
-    assert seat.pass_time(began + ACTS_S + 2).sought
+        setattr(membership.partition, by, states.REVOKING if by == "state" else True)
+    membership.pass_time(5 * STILL_S)
+    assert not membership.did
+    membership.paused = set()
+    membership.partition.state, membership.partition.intake_paused = states.OPEN, False
+    membership.partition.paused = False
+    began = membership.time
+    membership.pass_time(began + ASK_S - 1)
+    assert not membership.did
+    assert membership.pass_time(began + ACTS_S + 2).sought
 
 
 def test_one_that_moves_now_and_then_is_never_sought() -> None:
     """A record every 25 s is a partition that is fetched."""
 
     def fetched(now: float) -> None:
-        seat.partition.position = 5 + int(now // (STILL_S - 5))
+        membership.partition.position = 5 + int(now // (STILL_S - 5))
 
-    seat = Seat(end=99)
-    assert not seat.pass_time(10 * STILL_S, each=fetched).sought
+    membership = GroupMembership(end=99)
+    assert not membership.pass_time(10 * STILL_S, each=fetched).sought
 
 
 def test_while_no_broker_answers_nothing_is_sought() -> None:
     """Nothing is known then; after the outage it is asked again."""
-    seat = Seat(end=9)
-    seat.away = True
-    assert not seat.pass_time(3 * STILL_S).sought
-    seat.away = False
-    assert seat.pass_time(seat.time + STILL_S + 2).sought
+    membership = GroupMembership(end=9)
+    membership.away = True
+    assert not membership.pass_time(3 * STILL_S).sought
+    membership.away = False
+    assert membership.pass_time(membership.time + STILL_S + 2).sought
 
 
 def test_behind_full_polls_a_partition_waits_longer() -> None:
@@ -141,11 +141,11 @@ def test_behind_full_polls_a_partition_waits_longer() -> None:
 
     def full(_now: float) -> None:
         records: Any = [None] * 4
-        seat.dog.polled(Polled([PolledBatch("orders", 1, records, [1] * 4)]), 4)
+        membership.dog.polled(Polled([PolledBatch("orders", 1, records, [1] * 4)]), 4)
 
-    seat = Seat(end=9)
-    assert not seat.pass_time((BUSY_TIMES - 1) * STILL_S, each=full).sought
-    assert seat.pass_time((BUSY_TIMES + 1) * STILL_S, each=full).sought
+    membership = GroupMembership(end=9)
+    assert not membership.pass_time((BUSY_TIMES - 1) * STILL_S, each=full).sought
+    assert membership.pass_time((BUSY_TIMES + 1) * STILL_S, each=full).sought
 
 
 def test_a_partition_whose_start_is_not_known_is_in_every_view(

@@ -19,7 +19,7 @@ from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.member import Member as MemberOfRun
-from weft.runtime.member.telling import Telling
+from weft.runtime.member.run_log import RunLog
 from weft.runtime.run import watching
 from weft.runtime.run.watching import (
     LONG_CALL_S,
@@ -31,7 +31,7 @@ from weft.runtime.run.watching import (
 from weft.types import Record
 
 
-class Kept(Telling):
+class Kept(RunLog):
     """Lines that nobody writes."""
 
     kept: list | None = None
@@ -49,7 +49,7 @@ class Member:
         self.time = 0.0
         self.engine = Engine([spec or HandlerSpec("h")])
         self.door = Door(self.engine, lambda effects: None, self.now)
-        self.telling = Kept()
+        self.run_log = Kept()
         self.partitions = {}
         self.leaving = self.ending = False
         self.fatal = None
@@ -85,8 +85,8 @@ class Member:
 
     def told(self):
         """The lines that wait."""
-        lines = [(line.what, line.fields) for line in self.telling._lines]
-        self.telling._lines.clear()
+        lines = [(line.what, line.fields) for line in self.run_log._lines]
+        self.run_log._lines.clear()
         return lines
 
 
@@ -125,7 +125,7 @@ def test_a_long_call_is_reported_at_each_limit():
     member.poll()
     watched = Watching(member, "g", None)
     told = []
-    member.telling.kept = told
+    member.run_log.kept = told
     for seconds in (29.9, 30.0, 299.0, 301.0, 3601.0, 9999.0):
         member.time = seconds
         look_at_records(member, watched)
@@ -150,7 +150,7 @@ def test_a_long_call_is_logged_with_its_stack_and_a_cure_that_works(kind, fix):
     watched = Watching(member, "g", None)
     member.time = 31.0
     look_at_records(member, watched)
-    (line,) = member.telling._lines
+    (line,) = member.run_log._lines
     assert line.traceback == "shop.py:12 check: client.get()\n('t', 0, 0)"
     assert fix in line.fields["next"]
 
@@ -322,7 +322,7 @@ def test_a_loop_that_stands_is_reported_with_its_stack(monkeypatch, handler):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             watched.look(None)
-            for line in member.telling._lines:
+            for line in member.run_log._lines:
                 if line.what == what:
                     return line
         raise AssertionError(what)
@@ -338,7 +338,7 @@ def test_a_loop_that_stands_is_reported_with_its_stack(monkeypatch, handler):
         assert "blocking_handler" in line.traceback
         assert ('executor="threads"' in line.fields["next"]) == handler
         assert watched.loop.blocked_by().startswith("a handler blocks it") == handler
-        assert watched.loop.stands_s() >= 0.2
+        assert watched.loop.blocked_s() >= 0.2
         gate.set()
         look_until("the handlers' loop runs again")
     finally:
@@ -355,7 +355,7 @@ class TestBroker:
         """A member that heard nothing for so long, after one look."""
         member = Member()
         watched = Watching(member, "g", None)
-        member.telling.broker_seen_at = time.monotonic() - quiet_s
+        member.run_log.broker_seen_at = time.monotonic() - quiet_s
         watched.look(group)
         return watched.broker_away_s()
 
@@ -378,7 +378,7 @@ class TestBroker:
         member = Member()
         member.kafka_answers = True
         watched = Watching(member, "g", None)
-        member.telling.broker_seen_at = time.monotonic() - 60
+        member.run_log.broker_seen_at = time.monotonic() - 60
         watched.look(Group(error=KafkaUnavailable("gone")))
         assert watched.broker_away_s() is None
 
@@ -386,11 +386,11 @@ class TestBroker:
         """The polling thread has heard of a broker meanwhile."""
         member = Member()
         watched = Watching(member, "g", None)
-        member.telling.broker_seen_at = time.monotonic() - 60
+        member.run_log.broker_seen_at = time.monotonic() - 60
 
         class Slow(Group):
             def describe(self, topics, timeout_s):
-                member.telling.broker_seen(time.monotonic())
+                member.run_log.broker_seen(time.monotonic())
                 raise KafkaUnavailable("gone")
 
         watched.look(Slow())
@@ -400,7 +400,7 @@ class TestBroker:
         """When none answers any more, and for how long none had when one does again."""
         member = Member()
         watched = Watching(member, "g", None)
-        member.telling.broker_seen_at = time.monotonic() - 60
+        member.run_log.broker_seen_at = time.monotonic() - 60
         gone, back = Group(error=KafkaUnavailable("gone")), Group("EMPTY", 0)
         for group in (gone, gone, back, back):
             watched._broker_asked_at = 0.0
@@ -414,24 +414,24 @@ class TestBroker:
         """Logged once, and over with the first answer."""
         member = Member()
         watched = Watching(member, "g", None)
-        member.telling.broker_seen_at = time.monotonic() - 60
+        member.run_log.broker_seen_at = time.monotonic() - 60
         for _ in range(2):
             watched._broker_asked_at = 0.0
             watched.look(Group(error=LoginRefused("Authentication failed")))
-        assert member.telling.refused == "Authentication failed"
+        assert member.run_log.refused == "Authentication failed"
         ((what, fields),) = member.told()
         assert (what, fields["reason"]) == (
             "the brokers refuse the login", "Authentication failed",
         )  # fmt: skip
-        member.telling.broker_seen(time.monotonic())
-        assert member.telling.refused is None
+        member.run_log.broker_seen(time.monotonic())
+        assert member.run_log.refused is None
 
-    def unassigned(self, group, **telling):
+    def unassigned(self, group, **run_log):
         """A member without a partition for so long that its group is asked, after one look."""
         member = Member()
         watched = Watching(member, "g", None)
         watched._unassigned_at = time.monotonic() - 60
-        vars(member.telling).update(telling)
+        vars(member.run_log).update(run_log)
         watched.look(group)
         return member
 
@@ -455,12 +455,12 @@ class TestBroker:
 
     def test_a_commit_that_failed_is_no_sign_of_a_broker(self):
         """It may have reached nobody; one that was stored is a sign, and ends an outage."""
-        telling = Telling(lambda: 100.0)
-        telling.broker_lost_at = 50.0
-        telling.received(Polled(commits=[CommitAnswer(1, "t", 0, "retry", "no broker")]))
-        assert telling.broker_lost_at == 50.0
-        telling.received(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
-        assert (telling.broker_lost_at, telling.broker_back_at) == (None, 100.0)
+        run_log = RunLog(lambda: 100.0)
+        run_log.broker_lost_at = 50.0
+        run_log.received(Polled(commits=[CommitAnswer(1, "t", 0, "retry", "no broker")]))
+        assert run_log.broker_lost_at == 50.0
+        run_log.received(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
+        assert (run_log.broker_lost_at, run_log.broker_back_at) == (None, 100.0)
 
 
 def test_a_look_is_quiet_where_nothing_has_happened():
@@ -469,13 +469,13 @@ def test_a_look_is_quiet_where_nothing_has_happened():
     watch = Watching(member, "g", None)
     plan = HandlerPlan(HandlerSpec("h"), lambda _: None)
     member.config.plans = [plan]
-    member.telling = telling = Telling()  # type: ignore[assignment]  # one that is written
+    member.run_log = run_log = RunLog()  # type: ignore[assignment]  # one that is written
     quiet = []
     for happens in (lambda: None, lambda: plan.latency.add(0.1), lambda: None):
         happens()
         watch.look(None)
         quiet.append(watch.quiet)
-    telling.say("info", "something")
+    run_log.line("info", "something")
     watch.look(None)
     assert [*quiet, watch.quiet] == [True, False, True, False]
 
@@ -488,7 +488,7 @@ def test_a_thread_past_its_time_out_is_logged_with_a_cure():
     watched = Watching(member, "g", None)
     member.time = 31.0
     look_at_records(member, watched)
-    (line,) = member.telling._lines
+    (line,) = member.run_log._lines
     assert "set a time-out" in line.fields["next"]
 
 
@@ -501,6 +501,6 @@ def test_a_member_in_reserve_asks_for_a_topic_of_its_own(topics, asked):
     consumer = SimpleNamespace(committed=lambda where, timeout_s: questions.extend(where))
     member = SimpleNamespace(
         partitions={}, ended=threading.Event(), config=SimpleNamespace(topics=topics),
-        seat=SimpleNamespace(consumer=consumer),
+        membership=SimpleNamespace(consumer=consumer),
     )  # fmt: skip
     assert (MemberOfRun.answers(member, 1.0), questions) == (bool(asked), asked)

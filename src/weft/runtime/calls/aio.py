@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from typing import Any
 
-from weft.core.events import GivenBack
+from weft.core.events import Unhandled
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
@@ -222,10 +222,10 @@ class AsyncExecutor(Executor):
         self._turning = False
         return bool(self._ready)
 
-    def _give_back(self) -> None:
+    def _end_unhandled(self) -> None:
         """Return queued records: none of them may start now."""
         while self._ready:
-            self._door.ended.append(GivenBack(self._ready.popleft()))
+            self._door.ended.append(Unhandled(self._ready.popleft()))
 
     async def _burst(self, worker: _Worker) -> None:
         """Call the handler for ready records, until there are none or the slice is over.
@@ -239,12 +239,12 @@ class AsyncExecutor(Executor):
         slice_ends += SLICE_S
         since_look, look_at = 0, 1
         if not trusted():
-            self._give_back()
+            self._end_unhandled()
         while (ready or self._turn()) and not self._closed:
             worker.work = work = ready.popleft()
             if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
                 worker.work = None  # plan.may_call, inlined: this is the hot path
-                self._door.ended.append(GivenBack(work))
+                self._door.ended.append(Unhandled(work))
                 continue
             try:
                 returned = await function(work.record if decode is None else decode(work.record))
@@ -269,7 +269,7 @@ class AsyncExecutor(Executor):
             if now > slice_ends:
                 return
             if not trusted():  # the process was suspended: other members may own these by now
-                self._give_back()
+                self._end_unhandled()
 
     def _returned(self, worker: _Worker, work: Work, returned: Any, began: float) -> None:
         plan = self._plan
@@ -292,7 +292,7 @@ class AsyncExecutor(Executor):
         mark = None if worker.mark is None else self._unmarked(worker)
         if mark == DROPPED and not self._at_most_once:
             # Not a failed attempt: the record's next owner handles it.
-            self._door.ended.append(GivenBack(work))
+            self._door.ended.append(Unhandled(work))
             return
         why = self._timeout(work) if mark == EXPIRED else error
         self._plan.called([work], began)

@@ -12,7 +12,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.core.events import Ended, GivenBack, Returned
+from weft.core.events import Ended, Returned, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
@@ -81,7 +81,7 @@ class BatchCall:
             return self.batch
         # Only those records failed; the others are batched again.
         ends: list[Ended] = [
-            failed(work, bad[index], self.plan.retry) if index in bad else GivenBack(work)
+            failed(work, bad[index], self.plan.retry) if index in bad else Unhandled(work)
             for index, work in enumerate(self.works)
         ]
         self._report([], ends, whole=False)
@@ -94,7 +94,7 @@ class BatchCall:
 
     def give_back(self) -> None:
         """Return its records: it has not started and will not."""
-        self._report([], [GivenBack(work) for work in self.works], whole=False)
+        self._report([], [Unhandled(work) for work in self.works], whole=False)
 
     # -- during the call ---------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class BatchCall:
         for index in self._acks.end():
             work, reason = self.works[index], self._acks.why(index, error)
             ends.append(
-                GivenBack(work) if reason is None else failed(work, reason, self.plan.retry)
+                Unhandled(work) if reason is None else failed(work, reason, self.plan.retry)
             )
         with self._flushing:
             done, acked = self._take_fresh()

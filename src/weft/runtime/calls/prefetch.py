@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft import guard
-from weft.core.events import Ended, GivenBack
+from weft.core.events import Ended, Unhandled
 from weft.core.partition import Partition
 from weft.core.states import RUNNING
 from weft.core.work import Work
@@ -125,7 +125,7 @@ class Prefetcher(Executor):
             if not works or kept:
                 self._queue.put(works)
             else:
-                self._end(works, [GivenBack(work) for work in works], whole=False)
+                self._end(works, [Unhandled(work) for work in works], whole=False)
         self.inner.warn(partitions)
 
     def flush(self) -> None:

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from weft import guard
-from weft.core.events import GivenBack
+from weft.core.events import Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
@@ -244,7 +244,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         """Return records that no thread has taken; the engine grants again what may start."""
         with contextlib.suppress(IndexError):
             while True:  # the last one first: each goes in front of the previous one
-                self._door.ended.append(GivenBack(self._ready.pop()))
+                self._door.ended.append(Unhandled(self._ready.pop()))
         self._door.turn()
 
     # -- on a worker thread ------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class ThreadExecutor(WorkerThreads[Work]):
                 or not (work.partition.startable or self._at_most_once)
                 or (began - self._trusted_at > LOOK_S and not self._trusted(began))
             ):
-                door.ended.append(GivenBack(work))
+                door.ended.append(Unhandled(work))
                 return False
             try:
                 returned = function(work.record if decode is None else decode(work.record))

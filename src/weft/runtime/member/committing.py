@@ -31,7 +31,7 @@ from weft.kafka.ports import CommitAnswer, ToCommit
 from weft.runtime.door import SUSPENDED_S, since_boot
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
-from weft.runtime.member.seat import Seat
+from weft.runtime.member.group_membership import GroupMembership
 from weft.types import TopicPartition
 
 READ_S = 5.0
@@ -52,8 +52,8 @@ Known = dict[TopicPartition, Partition]
 class Committer:
     """The commits of one member."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, membership: GroupMembership) -> None:
+        self._membership = membership
         #: called with the sequence of each answered commit, and whether all of it was stored
         self.on_answered: Callable[[int, bool], None] = lambda _sequence, _stored: None
         #: any thread adds, the polling thread takes
@@ -72,7 +72,7 @@ class Committer:
     def plan(self, commit: fx.CommitOffsets) -> None:
         """Send this soon. Any thread, also inside the door."""
         self._planned.append(commit)
-        self._seat.wake()
+        self._membership.wake()
 
     @property
     def waiting(self) -> bool:
@@ -95,7 +95,7 @@ class Committer:
             if ready:
                 known = _known(ready)
                 try:
-                    token = self._seat.consumer.commit(_offsets(ready))
+                    token = self._membership.consumer.commit(_offsets(ready))
                 except Exception as error:  # refused before it was sent
                     answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
                     self._report(commit.sequence, known, answers)
@@ -136,24 +136,24 @@ class Committer:
 
     def send_last(self, partitions: Sequence[Partition]) -> bool:
         """Send one last commit of a last snapshot, wait for its answer; whether it was stored."""
-        seat = self._seat
+        membership = self._membership
         deadline = time.monotonic() + LAST_COMMIT_S
         where = [(partition.topic, partition.number) for partition in partitions]
         while self.under_way(where, RESENT_S) and time.monotonic() < deadline - LAST_ANSWER_S:
-            self.take(seat.consumer.commit_answers(AGAIN_S))
+            self.take(membership.consumer.commit_answers(AGAIN_S))
         while (left_s := deadline - time.monotonic()) > 0:
-            plan = seat.door.call(lambda engine, now: engine.last_commit(now, partitions))
+            plan = membership.door.call(lambda engine, now: engine.last_commit(now, partitions))
             if not plan.items:
                 return True
             wait_s = min(left_s, LAST_ANSWER_S)
-            answers = seat.consumer.commit_and_wait(_offsets(plan.items), wait_s)
+            answers = membership.consumer.commit_and_wait(_offsets(plan.items), wait_s)
             self._report(plan.sequence, _known(plan.items), answers)
             verdicts = {answer.verdict for answer in answers}
             if verdicts == {"stored"}:
                 return True
             if verdicts and not verdicts & {"retry", "too_large"}:
                 return False  # without an answer it may be stored or not: it is sent once more
-            self.take(seat.consumer.commit_answers(AGAIN_S))
+            self.take(membership.consumer.commit_answers(AGAIN_S))
         return False
 
     def _report(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
@@ -163,7 +163,7 @@ class Committer:
             if (one.topic, one.partition) in known
         ]
         if found:
-            self._seat.door.call(lambda engine, now: engine.commit_answered(now, found))
+            self._membership.door.call(lambda engine, now: engine.commit_answered(now, found))
             stored = all(one.verdict == "stored" for one in found)
             self.on_answered(sequence, stored)
 
@@ -174,13 +174,13 @@ class Committer:
         where = [(p.topic, p.number) for p in partitions]
         values: list[tuple[Partition, int | None, str]]
         try:
-            held = self._seat.consumer.committed(where, READ_S)
+            held = self._membership.consumer.committed(where, READ_S)
         except Exception:  # of any kind: the engine requests it again
             values = [(p, None, "") for p in partitions]
         else:
             read = zip(partitions, [held[one] for one in where], strict=True)
             values = [(p, -1 if offset is None else offset, text) for p, (offset, text) in read]
-        self._seat.door.call(lambda engine, now: engine.committed_read(now, values))
+        self._membership.door.call(lambda engine, now: engine.committed_read(now, values))
 
 
 def _holds(item: fx.PlanItem, sequence: int) -> bool:
@@ -204,9 +204,11 @@ def _offsets(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
 class Lease:
     """Confirms the membership after a suspension, for the polling thread; see `Door.trusted`."""
 
-    def __init__(self, seat: Seat, commit: Callable[[fx.CommitOffsets], None]) -> None:
+    def __init__(
+        self, membership: GroupMembership, commit: Callable[[fx.CommitOffsets], None]
+    ) -> None:
         """`commit` sends a commit that proves the membership."""
-        self._seat = seat
+        self._membership = membership
         self._commit = commit
         # Used by the polling thread only.
         #: sequence of the commit that proves it; None if none is in flight
@@ -215,7 +217,7 @@ class Lease:
 
     def renew(self) -> None:
         """The polling thread runs a round."""
-        door, now = self._seat.door, since_boot()
+        door, now = self._membership.door, since_boot()
         if now - door.round_at > SUSPENDED_S:
             # Before this time stamp changes, the door must see that it is late.
             door.call(lambda _engine, _now: None)
@@ -227,12 +229,12 @@ class Lease:
         door.round_at = now
         if door.in_doubt:
             # Prove the membership by a commit, where one is possible.
-            seat = self._seat
+            membership = self._membership
             # A transaction is fenced by itself.
-            if all(p.handler.exact for p in seat.partitions.values()):
+            if all(p.handler.exact for p in membership.partitions.values()):
                 self._lift()
             elif now >= self._ask_at:
-                plan = seat.door.call(lambda engine, now: engine.proof_commit(now))
+                plan = membership.door.call(lambda engine, now: engine.proof_commit(now))
                 if plan is not None:
                     self._proof, self._ask_at = plan.sequence, now + PROOF_S
                     self._commit(plan)
@@ -246,6 +248,6 @@ class Lease:
             self._lift()
 
     def _lift(self) -> None:
-        door = self._seat.door
+        door = self._membership.door
         door.in_doubt, self._proof = False, None
         door.post(lambda engine, now: engine.halt(now, "membership", on=False))

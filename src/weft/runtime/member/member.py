@@ -21,13 +21,13 @@ from weft.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from weft.runtime.door import Door
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer, Lease
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.perform import Performer
 from weft.runtime.member.rebalance import Rebalance, Rejoining
 from weft.runtime.member.refetching import Refetcher
-from weft.runtime.member.seat import Seat
-from weft.runtime.member.telling import Telling
+from weft.runtime.member.run_log import RunLog
 from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
@@ -60,16 +60,16 @@ class Member:
         #: any thread
         self.now = config.clock.now
         #: any thread, each field as documented there
-        self.seat = Seat(self.now, self.fail, self.died)
+        self.membership = GroupMembership(self.now, self.fail, self.died)
         # The next four belong to the membership object.
-        self.partitions = self.seat.partitions
-        self.executors = self.seat.executors
-        self.callbacks = self.seat.callbacks
-        self.ended = self.seat.ended
+        self.partitions = self.membership.partitions
+        self.executors = self.membership.executors
+        self.callbacks = self.membership.callbacks
+        self.ended = self.membership.ended
         #: called inside the door; others read single fields of it, which may be old by then
         self.engine = Engine([plan.spec for plan in config.plans], config.limits, size_of)
         #: any thread adds lines, the watching thread writes them
-        self.telling = Telling(on_error=config.on_error, callbacks=self.callbacks)
+        self.run_log = RunLog(on_error=config.on_error, callbacks=self.callbacks)
         #: used inside the door; answers come on the producer's thread. Created here, as a stop may
         #: come before the start: it creates no client before it has to.
         self.outputs = Outputs(
@@ -80,20 +80,20 @@ class Member:
         #: created by the thread that starts the member; started inside the door, closed at the end
         self.transactor: Transactor | None = None
         #: any thread plans, the polling thread sends, the background thread reads back
-        self.committer = Committer(self.seat)
+        self.committer = Committer(self.membership)
         #: used by the polling thread
-        self.lease = Lease(self.seat, self.committer.plan)
+        self.lease = Lease(self.membership, self.committer.plan)
         self.committer.on_answered = self.lease.answered
         #: called inside the door
-        self._refetcher = Refetcher(self.seat, config.make_reader)
+        self._refetcher = Refetcher(self.membership, config.make_reader)
         #: used inside the door only
         self._performer = Performer(
-            self.seat, config, self.outputs, self.committer, self.telling, self._refetcher,
+            self.membership, config, self.outputs, self.committer, self.run_log, self._refetcher,
             served=self.outputs_served, drained=self._drained,
         )  # fmt: skip
         #: any thread
-        self.door = self.seat.door = Door(self.engine, self._performer.perform, self.now)
-        self.door.wake = self.seat.wake
+        self.door = self.membership.door = Door(self.engine, self._performer.perform, self.now)
+        self.door.wake = self.membership.wake
         self.door.on_earlier = self._wake_for_deadline
         self.door.on_broken = self._broke
         self.door.on_died = self.died
@@ -113,11 +113,11 @@ class Member:
         self._stopped_at: float | None = None
         #: used by the polling thread; the background thread looks up offsets for the rebalance
         self._rebalance = Rebalance(
-            self.seat, config, self.committer, self.lease, self, self.tick_engine
+            self.membership, config, self.committer, self.lease, self, self.tick_engine
         )
-        self._out_of_range = OutOfRange(self.seat, config, self._reread)
-        self._watchdog = Watchdog(self.seat, self._out_of_range.held)
-        self._rejoining = Rejoining(self.seat, self._lose_all, self._join)
+        self._out_of_range = OutOfRange(self.membership, config, self._reread)
+        self._watchdog = Watchdog(self.membership, self._out_of_range.held)
+        self._rejoining = Rejoining(self.membership, self._lose_all, self._join)
         #: used by the polling thread, like the next three
         self._full_since: float | None = None
         self._ends_at = 0.0
@@ -136,11 +136,11 @@ class Member:
     def start(self) -> None:
         """Join the group and start; returns immediately."""
         config = self.config
-        self.seat.consumer = config.make_consumer()
+        self.membership.consumer = config.make_consumer()
         if config.make_transactor is not None:
-            self.transactor = self._performer.transactor = config.make_transactor(self.seat)
+            self.transactor = self._performer.transactor = config.make_transactor(self.membership)
         self.executors.extend(config.make_executors(self.door, self.fail))
-        guard.thread("weft-background", self.seat.work_behind, self.died).start()
+        guard.thread("weft-background", self.membership.work_behind, self.died).start()
         guard.thread("weft-poll", self._run, self.died).start()
 
     def answers(self, timeout_s: float) -> bool:
@@ -150,7 +150,7 @@ class Member:
         if where is None or self.ended.is_set():
             return False
         try:
-            self.seat.consumer.committed([where], timeout_s)
+            self.membership.consumer.committed([where], timeout_s)
         except KafkaUnavailable:
             return False
         return True
@@ -162,7 +162,7 @@ class Member:
         self.door.post(lambda engine, now: engine.stop(now, mode))
         for executor in self.executors:
             executor.warn(None)
-        self.seat.wake()
+        self.membership.wake()
 
     def fail(
         self,
@@ -191,14 +191,14 @@ class Member:
             self.fail(f"thread {thread} died: {type(error).__name__}: {error}", may_restart=True)
         if thread == "weft-poll":
             self.ended.set()  # it was leaving: no other code reports the end
-        self.seat.wake()
+        self.membership.wake()
 
     def _broke(self, error: Exception) -> None:
         """Inside the door: the engine has failed. Leave immediately and commit nothing."""
         _log.critical("internal error, please report it with this trace", exc_info=error)
         self.fail(f"internal error: {type(error).__name__}: {error}")
         self.leaving = True
-        self.seat.wake()
+        self.membership.wake()
 
     def _drained(self) -> None:
         self.leaving = True
@@ -225,7 +225,7 @@ class Member:
         try:
             if self.transactor is not None:
                 self.transactor.open()
-            self.seat.consumer.subscribe(self.config.topics, self._rebalance)
+            self.membership.consumer.subscribe(self.config.topics, self._rebalance)
             while not self.leaving:
                 self._step()
         except ConfigError as error:
@@ -238,7 +238,7 @@ class Member:
 
     def _step(self) -> None:
         now = self.now()
-        hurry = self.seat.waiting or self.committer.waiting
+        hurry = self.membership.waiting or self.committer.waiting
         timeout_s = 0.0 if hurry else min(self._longest_s(), max(0.0, self.door.wakes_at - now))
         for executor in self.executors:
             executor.flush()
@@ -249,7 +249,7 @@ class Member:
             self._rejoining.step()
             self.lease.renew()
         elif room := self._wait_for_room():
-            polled = self.seat.consumer.poll(timeout_s, room)
+            polled = self.membership.consumer.poll(timeout_s, room)
             self.lease.renew()
             now = time.monotonic()
             gap_s = now - (self._polled_at or now)
@@ -267,7 +267,7 @@ class Member:
             busy = polled.batches or looked_for or held or not self.partitions
             self._quiet_polls = 0 if busy else self._quiet_polls + 1
         self.committer.send_planned()
-        self.seat.do_waiting()
+        self.membership.do_waiting()
         after = self.now()
         if after >= self.door.wakes_at:
             self._tick(after)
@@ -284,7 +284,7 @@ class Member:
     def _tick(self, now: float) -> None:
         if now >= self._ends_at:
             self._ends_at = now + ENDS_EVERY_S
-            known, asked = self.seat.consumer.log_ends(), self._watchdog.ends
+            known, asked = self.membership.consumer.log_ends(), self._watchdog.ends
             known |= {tp: max(end, known.get(tp, end)) for tp, end in asked.items()}
             held = self.partitions
             ends = [(held[tp], end) for tp, end in known.items() if tp in held]
@@ -299,7 +299,7 @@ class Member:
             # The drain took too long: cancel what can be cancelled, commit what is done.
             every = list(self.partitions.values())
             left = self.door.call(lambda engine, _: engine.running(every))
-            self.telling.drain_timed_out(self.config.drain_timeout_s, left)
+            self.run_log.drain_timed_out(self.config.drain_timeout_s, left)
             for work in left:
                 self.executors[work.partition.handler.index].cancel(work, expired=False)
             self.door.post(lambda engine, now: engine.stop(now, "now"))
@@ -323,7 +323,7 @@ class Member:
         """
         limit = self.config.limits.buffer_records
         every = list(self.partitions.values())
-        if self.engine.intake_paused or self.seat.waiting:
+        if self.engine.intake_paused or self.membership.waiting:
             # Partitions that are not paused must be polled. Full polls of many partitions would
             # fill a small budget many times over.
             return self._polled_for(limit - sum([p.healthy for p in every]))
@@ -336,8 +336,8 @@ class Member:
         if now - self._full_since > SOFT_WAIT_S:
             return self._polled_for(room.records)
         self.lease.renew()
-        self.committer.take(self.seat.consumer.commit_answers(0.0))
-        self.seat.pause(IDLE_S)
+        self.committer.take(self.membership.consumer.commit_answers(0.0))
+        self.membership.pause(IDLE_S)
         return 0
 
     def _polled_for(self, room: int) -> int:
@@ -370,7 +370,7 @@ class Member:
             self.door.call(lambda engine, now: engine.reached(now, ends))
         if polled.commits:
             self.committer.take(polled.commits)
-        self.telling.received(polled)
+        self.run_log.received(polled)
         for problem in polled.problems:
             if problem.action == "recreate":
                 self._rejoining.begin(problem)
@@ -386,7 +386,7 @@ class Member:
 
     def look_at_topic_ids(self) -> None:
         """Check whether a consumed topic was recreated; on the watching thread, may wait."""
-        self.config.topic_ids.look(self.seat, self._reread)
+        self.config.topic_ids.look(self.membership, self._reread)
 
     def _reread(self, partitions: list[TopicPartition]) -> None:
         """The log is another one: restart at the position that the policy chooses."""
@@ -399,9 +399,9 @@ class Member:
 
     def _join(self) -> None:
         """Join the group with a new consumer."""
-        self.seat.consumer = self.config.make_consumer()
+        self.membership.consumer = self.config.make_consumer()
         self.committer.forget()
-        self.seat.consumer.subscribe(self.config.topics, self._rebalance)
+        self.membership.consumer.subscribe(self.config.topics, self._rebalance)
 
     # -- what is not read --------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Member:
         earlier = max(self.engine.next_deadline(), self._next_tick_at)
         if earlier < self.door.wakes_at:
             self.door.wakes_at = earlier
-            self.seat.wake()
+            self.membership.wake()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -442,14 +442,14 @@ class Member:
         self.leaving = self.ending = True
         try:
             left_s = LEAVE_S if self._stopped_at is None else self._left_s()
-            self.seat.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
+            self.membership.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
         except Exception as error:
             # A revoke failed half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")
         self.door.left = True
         for executor in self.executors:
             executor.close()
-        self.seat.quit()
+        self.membership.quit()
         self._refetcher.close(1.0)
         self.outputs.close(2.0)
         if self.transactor is not None:

@@ -15,7 +15,7 @@ from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
-from weft.runtime.member.seat import Fail, Seat
+from weft.runtime.member.group_membership import Fail, GroupMembership
 from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.member.transactor import Transactor
 from weft.types import OnLost, TopicPartition
@@ -38,7 +38,7 @@ class MemberConfig:
     #: with `limits.forget_parked`: reads released records again
     make_reader: Callable[[], LogReader] | None = None
     #: with exactly_once: the transactions of this member and their transactional id
-    make_transactor: Callable[[Seat], Transactor] | None = None
+    make_transactor: Callable[[GroupMembership], Transactor] | None = None
     drain_timeout_s: float = 20.0
     revoke_timeout_s: float = 5.0
     on_offset_lost: OnLost = "stop"

@@ -9,11 +9,11 @@ from weft.core import effects as fx
 from weft.core.partition import Partition
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.refetching import Refetcher
-from weft.runtime.member.seat import Seat
-from weft.runtime.member.telling import Telling
+from weft.runtime.member.run_log import RunLog
 from weft.runtime.member.transactor import Transactor
 from weft.sparse import Sparse
 from weft.types import TopicPartition
@@ -24,18 +24,18 @@ class Performer:
 
     def __init__(
         self,
-        seat: Seat,
+        membership: GroupMembership,
         config: MemberConfig,
         outputs: Outputs,
         committer: Committer,
-        telling: Telling,
+        run_log: RunLog,
         refetcher: Refetcher,
         *,
         served: Callable[[], None],
         drained: Callable[[], None],
     ) -> None:
         """`served`: outputs have answers. `drained`: nothing remains, so the member leaves."""
-        self._seat = seat
+        self._membership = membership
         self._config = config
         self._outputs = outputs
         self._served = served
@@ -47,32 +47,34 @@ class Performer:
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
-            fx.Cancel: lambda one: seat.executors[one.handler].cancel(one.work, expired=True),
+            fx.Cancel: lambda one: membership.executors[one.handler].cancel(one.work, expired=True),
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
             fx.Exported: self._exported,
             fx.ExportEnded: lambda one: None,  # refused records are logged as parked
-            fx.AskExhausted: lambda one: seat.callbacks.call(self._decide, one),
+            fx.AskExhausted: lambda one: membership.callbacks.call(self._decide, one),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
-            fx.ReadCommitted: lambda one: seat.background(
+            fx.ReadCommitted: lambda one: membership.background(
                 lambda: committer.read_back(one.partitions)
             ),
-            fx.PauseIntake: lambda one: seat.on_poll_thread(
-                lambda: seat.consumer.pause(_names(one.partitions))
+            fx.PauseIntake: lambda one: membership.on_poll_thread(
+                lambda: membership.consumer.pause(_names(one.partitions))
             ),
-            fx.ResumeIntake: lambda one: seat.on_poll_thread(
-                lambda: seat.consumer.resume(_names(one.partitions))
+            fx.ResumeIntake: lambda one: membership.on_poll_thread(
+                lambda: membership.consumer.resume(_names(one.partitions))
             ),
             fx.Refetch: refetcher.ask,
             fx.Finished: self._finished.append,
-            fx.CommitsStored: lambda one: seat.callbacks.call(config.on_commit, one.committed),
+            fx.CommitsStored: lambda one: membership.callbacks.call(
+                config.on_commit, one.committed
+            ),
             fx.Answered: self._answered,
             fx.Note: self._note,
-            fx.Troubled: telling.trouble,
+            fx.Troubled: run_log.trouble,
             fx.ReportLease: lambda one: config.on_lease(),
             fx.Drained: self._drained,
-            fx.Fatal: lambda one: seat.fail(one.reason, one.error),
+            fx.Fatal: lambda one: membership.fail(one.reason, one.error),
         }
 
     def perform(self, effects: list[fx.Effect]) -> None:
@@ -87,7 +89,7 @@ class Performer:
             self._config.on_finished(finished)
 
     def _start(self, effect: fx.Start) -> None:
-        executor = self._seat.executors[effect.handler]
+        executor = self._membership.executors[effect.handler]
         if effect.together:
             executor.start_batch(effect.works)
         else:
@@ -101,14 +103,14 @@ class Performer:
         action, reason = effect.command.action, effect.command.reason
         for row in effect.rows:
             event("info", "command", action=action, reason=reason, **row._asdict())
-        for listener in tuple(self._seat.answered):
+        for listener in tuple(self._membership.answered):
             listener(effect)
 
     def _decide(self, effect: fx.AskExhausted) -> None:
         """On the callbacks' thread: call the user's function, behind the calls that wait there."""
         assert self._config.decide is not None
         answer = self._config.decide(effect)
-        self._seat.door.post(lambda engine, now: engine.decided(now, [answer]))
+        self._membership.door.post(lambda engine, now: engine.decided(now, [answer]))
 
     def _exported(self, effect: fx.Exported) -> None:
         partition = effect.partition
@@ -135,7 +137,7 @@ class Performer:
 
     def _drained(self, _effect: fx.Drained) -> None:
         self._on_drained()
-        self._seat.on_poll_thread(lambda: None)
+        self._membership.on_poll_thread(lambda: None)
 
 
 def _names(partitions: Sequence[Partition]) -> list[TopicPartition]:

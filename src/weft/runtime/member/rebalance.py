@@ -23,8 +23,8 @@ from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Problem
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer, Lease
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.member_config import MemberConfig
-from weft.runtime.member.seat import Seat
 from weft.types import TopicPartition
 
 FIND_S = 5.0
@@ -78,7 +78,7 @@ class Rebalance:
 
     def __init__(
         self,
-        seat: Seat,
+        membership: GroupMembership,
         config: MemberConfig,
         committer: Committer,
         lease: Lease,
@@ -86,7 +86,7 @@ class Rebalance:
         tick: Callable[[float], None],
     ) -> None:
         """`tick` lets the engine do what is due."""
-        self._seat = seat
+        self._membership = membership
         self._config = config
         self._committer = committer
         self._lease = lease
@@ -103,12 +103,12 @@ class Rebalance:
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Read their commits and open an epoch for each."""
         self._assignments += 1
-        began = self._seat.now()
-        if not self._seat.consumer.assign_may_block or self._committer.under_way(partitions):
+        began = self._membership.now()
+        if not self._membership.consumer.assign_may_block or self._committer.under_way(partitions):
             self.find_later(partitions)
             return {}
         try:
-            found = self._seat.consumer.find(partitions, FIND_S)
+            found = self._membership.consumer.find(partitions, FIND_S)
         except KafkaUnavailable as error:
             event("warning", "assigned, offsets unreadable", reason=str(error))
             found = {}
@@ -120,14 +120,14 @@ class Rebalance:
         self, found: dict[TopicPartition, Found], began: float
     ) -> dict[TopicPartition, int]:
         starts = self.open(found)
-        seconds = round(self._seat.now() - began, 3)
+        seconds = round(self._membership.now() - began, 3)
         event("info", "assigned", partitions=names(list(found)), seconds=seconds)
         self._config.on_found(found)
         return starts
 
     def find_later(self, partitions: Sequence[TopicPartition]) -> None:
         """Read their offsets in the background and start them then."""
-        token, began = self._assignments, self._seat.now()
+        token, began = self._assignments, self._membership.now()
         self.waiting.update(dict.fromkeys(partitions, Waiting(token, began)))
         look = _Look(list(partitions), token, began, began + LOG_S)
         self._look(look)
@@ -147,9 +147,9 @@ class Rebalance:
         committed.
         """
         if self._committer.under_way(look.partitions):
-            self._later.append((self._seat.now() + ANSWER_AGAIN_S, look))
+            self._later.append((self._membership.now() + ANSWER_AGAIN_S, look))
         else:
-            self._seat.background(partial(self._find, look))
+            self._membership.background(partial(self._find, look))
 
     def _find(self, look: _Look) -> None:
         """On the background thread, which is shared: look up once."""
@@ -158,10 +158,10 @@ class Rebalance:
             return
         reason = "its leader does not answer"
         try:
-            found = self._seat.consumer.find(left, FIND_S)
+            found = self._membership.consumer.find(left, FIND_S)
         except Exception as error:  # of any kind: it is looked up again, or never started
             found, reason = {}, str(error) or type(error).__name__
-        self._seat.on_poll_thread(partial(self._found, look, left, found, reason))
+        self._membership.on_poll_thread(partial(self._found, look, left, found, reason))
 
     def _waits(self, where: TopicPartition, token: int) -> bool:
         """Whether it still waits for its start, in this assignment."""
@@ -180,7 +180,7 @@ class Rebalance:
             self._begin(found, look.token, look.began)
         left = [where for where in asked if where not in found and self._waits(where, look.token)]
         if left:
-            now = self._seat.now()
+            now = self._membership.now()
             self.waiting.update(dict.fromkeys(left, Waiting(look.token, look.began, reason)))
             if now >= look.log_at:
                 event(
@@ -199,17 +199,17 @@ class Rebalance:
             del self.waiting[where]
         if ours:
             for where, offset in self._assigned(ours, began).items():
-                self._seat.consumer.begin(where, offset)
+                self._membership.consumer.begin(where, offset)
 
     def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
         """Open an epoch for each; returns the offsets to fetch from."""
-        seat = self._seat
+        membership = self._membership
         found = self._config.topic_ids.fresh(found)
         assignments = []
         for where, one in found.items():
             start = resolve(one, self._config.on_offset_lost)
             if isinstance(start, OffsetLost):
-                seat.fail(f"{where[0]}[{where[1]}]: {start.reason}")
+                membership.fail(f"{where[0]}[{where[1]}]: {start.reason}")
                 continue
             if start.warning:
                 event("warning", start.warning, topic=where[0], partition=where[1])
@@ -230,88 +230,88 @@ class Rebalance:
             )
         if not assignments:
             return {}
-        opened = seat.door.call(lambda engine, now: engine.assigned(now, assignments))
+        opened = membership.door.call(lambda engine, now: engine.assigned(now, assignments))
         for partition in opened:
             where = (partition.topic, partition.number)
-            seat.partitions[where] = partition
-        seat.callbacks.call(self._config.on_assign, [(p.topic, p.number) for p in opened])
+            membership.partitions[where] = partition
+        membership.callbacks.call(self._config.on_assign, [(p.topic, p.number) for p in opened])
         return {(one.topic, one.partition): one.start for one in assignments}
 
     # -- revoked -----------------------------------------------------------------------------------
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Finish running calls, commit, close the epochs."""
-        seat = self._seat
-        began = self._seat.now()
+        membership = self._membership
+        began = self._membership.now()
         ours = self._take(partitions)
-        if seat.door.broken is not None:
+        if membership.door.broken is not None:
             return  # the engine's state may be wrong: commit nothing of it
-        seat.door.call(lambda engine, now: engine.revoking(now, ours))
-        for executor in seat.executors:
+        membership.door.call(lambda engine, now: engine.revoking(now, ours))
+        for executor in membership.executors:
             executor.warn(ours)
         # Checked in each round: a stop that comes meanwhile has less time than a rebalance.
         left_s = self._time_left.revoke_wait_s
         self._wait(lambda: quiet(ours) or left_s() <= 0, left_s())
         finished = quiet(ours)
         if not finished:
-            for work in seat.door.call(lambda engine, _: engine.running(ours)):
-                seat.executors[work.partition.handler.index].cancel(work, expired=False)
+            for work in membership.door.call(lambda engine, _: engine.running(ours)):
+                membership.executors[work.partition.handler.index].cancel(work, expired=False)
             grace_s = CANCEL_GRACE_S if self._time_left.patient else 0.05
             self._wait(lambda: quiet(ours), grace_s)
         ended = self._end_transactions(ours)
         stored = self._committer.send_last(ours) and ended
-        seat.door.call(lambda engine, now: engine.closed(now, ours))
+        membership.door.call(lambda engine, now: engine.closed(now, ours))
         self._forget(ours)
         event(
             "info",
             "revoked",
             partitions=names(partitions),
-            seconds=round(self._seat.now() - began, 3),
+            seconds=round(self._membership.now() - began, 3),
             finished=finished,
             committed=stored,
         )
-        seat.callbacks.call(self._config.on_revoke, list(partitions))
+        membership.callbacks.call(self._config.on_revoke, list(partitions))
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Drop everything; commit nothing."""
-        seat = self._seat
+        membership = self._membership
         ours = self._take(partitions)
-        if seat.door.broken is not None:
+        if membership.door.broken is not None:
             return
-        running = seat.door.call(lambda engine, _: engine.running(ours))
-        seat.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
+        running = membership.door.call(lambda engine, _: engine.running(ours))
+        membership.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
         self._forget(ours)
-        for executor in seat.executors:
+        for executor in membership.executors:
             executor.warn(ours)
         for work in running:  # another member may run them already
-            seat.executors[work.partition.handler.index].cancel(work, expired=False)
+            membership.executors[work.partition.handler.index].cancel(work, expired=False)
         event("warning", "lost", partitions=names(partitions))
-        seat.callbacks.call(self._config.on_revoke, list(partitions))
+        membership.callbacks.call(self._config.on_revoke, list(partitions))
 
     def _forget(self, ours: Sequence[Partition]) -> None:
         self._config.topic_ids.closed(ours)
         for plan in self._config.plans:
-            self._seat.door.call(plan.forget_ended)
+            self._membership.door.call(plan.forget_ended)
 
     def _take(self, partitions: Sequence[TopicPartition]) -> list[Partition]:
         for where in partitions:
             self.waiting.pop(where, None)
-        held = [self._seat.partitions.pop(where, None) for where in partitions]
+        held = [self._membership.partitions.pop(where, None) for where in partitions]
         return [partition for partition in held if partition is not None]
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Wait inside the callback, where only this thread can serve the commit answers."""
-        seat = self._seat
-        deadline = seat.now() + timeout_s
+        membership = self._membership
+        deadline = membership.now() + timeout_s
         while not done():
-            if (now := seat.now()) >= deadline:
+            if (now := membership.now()) >= deadline:
                 return False
-            if now >= seat.door.wakes_at:  # a refused transaction is due again, a call hangs
+            if now >= membership.door.wakes_at:  # a refused transaction is due again, a call hangs
                 self._tick_engine(now)
             self._committer.send_planned()
-            self._committer.take(seat.consumer.commit_answers(0.005))
+            self._committer.take(membership.consumer.commit_answers(0.005))
             self._lease.renew()
-            seat.door.turn()
+            membership.door.turn()
         return True
 
     def _end_transactions(self, partitions: list[Partition]) -> bool:
@@ -329,7 +329,7 @@ class Rebalance:
                 return False
             if all(p.committed >= p.frontier and not p.commits_again for p in ours):
                 return True
-            self._seat.door.call(lambda engine, now: engine.commit_soon(now))
+            self._membership.door.call(lambda engine, now: engine.commit_soon(now))
             return False
 
         return self._wait(all_committed, LAST_TRANSACTION_S)
@@ -365,9 +365,11 @@ def _runs(numbers: Sequence[int]) -> str:
 class Rejoining:
     """The polling thread's time without a consumer; used by that thread only."""
 
-    def __init__(self, seat: Seat, lose_all: Callable[[], None], join: Callable[[], None]) -> None:
+    def __init__(
+        self, membership: GroupMembership, lose_all: Callable[[], None], join: Callable[[], None]
+    ) -> None:
         """`lose_all` ends every epoch; `join` joins the group with a new consumer."""
-        self._seat = seat
+        self._membership = membership
         self._lose_all = lose_all
         self._join = join
         self._wait_s = REJOIN_FIRST_S
@@ -383,7 +385,7 @@ class Rejoining:
 
     def begin(self, problem: Problem) -> None:
         """Give up the consumer and every partition; the next one is created after a wait."""
-        now = self._seat.now()
+        now = self._membership.now()
         calm = now - self._began_at > REJOIN_CALM_S
         self._wait_s = REJOIN_FIRST_S if calm else min(REJOIN_MOST_S, 2 * self._wait_s)
         self._began_at = now
@@ -395,13 +397,13 @@ class Rejoining:
             wait_s=self._wait_s,
         )
         self._lose_all()
-        self._seat.consumer.leave(REJOIN_LEAVE_S)
-        self._again_at = self._seat.now() + self._wait_s
+        self._membership.consumer.leave(REJOIN_LEAVE_S)
+        self._again_at = self._membership.now() + self._wait_s
 
     def step(self) -> None:
         """Instead of a poll: wait a moment, or join again."""
         assert self._again_at is not None
-        if self._seat.now() < self._again_at:
+        if self._membership.now() < self._again_at:
             self._pause.wait(REJOIN_LOOK_S)
             return
         self._again_at = None

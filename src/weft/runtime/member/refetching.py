@@ -15,7 +15,7 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.kafka.log_reader import LogReader, fetch
 from weft.runtime.logs import event
-from weft.runtime.member.seat import Seat
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.tagging import tags_of
 from weft.types import Record, content_bytes
 
@@ -30,9 +30,11 @@ AGAIN_S = 1.0
 class Refetcher:
     """Answers `effects.Refetch`."""
 
-    def __init__(self, seat: Seat, make_reader: Callable[[], LogReader] | None) -> None:
+    def __init__(
+        self, membership: GroupMembership, make_reader: Callable[[], LogReader] | None
+    ) -> None:
         """`make_reader`: None if parked lanes keep their bytes."""
-        self._seat = seat
+        self._membership = membership
         self._make_reader = make_reader
         #: added inside the door, taken by the thread
         self._queue: SimpleQueue[fx.Refetch | None] = SimpleQueue()
@@ -43,7 +45,7 @@ class Refetcher:
     def ask(self, effect: fx.Refetch) -> None:
         """Have this read soon. Inside the door."""
         if self._thread is None:
-            self._thread = guard.thread("weft-refetch", self._run, self._seat.died)
+            self._thread = guard.thread("weft-refetch", self._run, self._membership.died)
             self._thread.start()
         self._queue.put(effect)
 
@@ -70,15 +72,15 @@ class Refetcher:
 
     def _answer(self, effect: fx.Refetch) -> None:
         partition = effect.partition
-        while partition.state != states.CLOSED and not self._seat.ended.is_set():
+        while partition.state != states.CLOSED and not self._membership.ended.is_set():
             if (records := self._read(effect)) is not None:
                 break
-            self._seat.pause(AGAIN_S)
+            self._membership.pause(AGAIN_S)
         else:
             return
         sizes = [content_bytes(one.key, one.value, one.headers) for one in records]
         tags, number = tags_of(partition.handler.spec, records), effect.number
-        self._seat.door.post(
+        self._membership.door.post(
             lambda engine, now: engine.refetched(now, partition, number, records, sizes, tags)
         )
 

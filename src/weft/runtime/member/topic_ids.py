@@ -18,7 +18,7 @@ from weft.core.epochs import Found
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.logs import event
-from weft.runtime.member.seat import Reread, Seat
+from weft.runtime.member.group_membership import GroupMembership, Reread
 from weft.types import TopicPartition
 
 LOOK_EVERY_S = 2.0
@@ -49,7 +49,7 @@ class TopicIds:
         self._asking = threading.Lock()
         self._due = 0.0
 
-    def look(self, seat: Seat, reread: Reread) -> None:
+    def look(self, membership: GroupMembership, reread: Reread) -> None:
         """Check whether a consumed topic was recreated; on the watching thread, now and then.
 
         `reread`, on the polling thread, restarts partitions.
@@ -57,7 +57,7 @@ class TopicIds:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + LOOK_EVERY_S
-        topics = sorted({topic for topic, _ in list(seat.partitions)})
+        topics = sorted({topic for topic, _ in list(membership.partitions)})
         ids = self._now(topics)
         if ids is None:
             return
@@ -74,21 +74,21 @@ class TopicIds:
                     next="recreate it with `weft topics create`, or stop consuming it",
                 )
         for topic, found in ids.items():
-            held = [where for where in list(seat.partitions) if where[0] == topic]
+            held = [where for where in list(membership.partitions) if where[0] == topic]
             if any(where not in self._ids for where in held):
                 self._on_unsure(
                     topic
                 )  # what was looked up before the id was known may be of a former topic
             if any(self._ids.setdefault(where, found) != found for where in held):
-                seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
+                membership.on_poll_thread(partial(self._again, membership, reread, topic, found))
 
-    def _again(self, seat: Seat, reread: Reread, topic: str, found: str) -> None:
+    def _again(self, membership: GroupMembership, reread: Reread, topic: str, found: str) -> None:
         """On the polling thread: restart the partitions of a former topic."""
-        held = [where for where in seat.partitions if where[0] == topic]
+        held = [where for where in membership.partitions if where[0] == topic]
         where = [one for one in held if self._ids.get(one, found) != found]
         if not where:
             return
-        seat.consumer.pause(where)
+        membership.consumer.pause(where)
         reread(where)  # closes them under the former id
         self._on_unsure(topic)
 

@@ -40,8 +40,8 @@ from weft.kafka.ports import (
 )
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.outputs import Letters, Refusals
-from weft.runtime.member.seat import Seat
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent
 
@@ -55,12 +55,14 @@ SLOW_S = 8.0  # of the ten that a transaction has: the next one is half as large
 class Transactor:
     """Runs the engine's transactions one after another."""
 
-    def __init__(self, seat: Seat, port: TransactionsPort, group: str, *, batches: bool) -> None:
+    def __init__(
+        self, membership: GroupMembership, port: TransactionsPort, group: str, *, batches: bool
+    ) -> None:
         """`batches`: some of the group's handlers take batches."""
-        self._seat = seat
+        self._membership = membership
         self._port = port
         self._queue: SimpleQueue[tuple[fx.Transact, Any] | None] = SimpleQueue()
-        self._thread = guard.thread("weft-transactions", self._run, seat.died)
+        self._thread = guard.thread("weft-transactions", self._run, membership.died)
         self._batches = batches
         self._refusals = Refusals()
         self.letters = Letters(group)
@@ -80,7 +82,7 @@ class Transactor:
 
     def begin(self, effect: fx.Transact) -> None:
         """Inside the door: take the membership that belongs to this snapshot, and queue."""
-        self._queue.put((effect, self._seat.consumer.membership()))
+        self._queue.put((effect, self._membership.consumer.membership()))
 
     def close(self, timeout_s: float) -> None:
         """Finish what is queued and stop."""
@@ -96,7 +98,7 @@ class Transactor:
                 self._transact(*job)
             except Exception as error:
                 _log.exception("a transaction failed")
-                self._seat.fail(f"transaction: {type(error).__name__}: {error}")
+                self._membership.fail(f"transaction: {type(error).__name__}: {error}")
                 return
         self._port.close()
 
@@ -120,9 +122,9 @@ class Transactor:
             end = self._port.transact(messages, offsets, membership, self._read_back)
         finally:
             membership.close()
-        while end.outcome == "unknown" and not self._seat.ended.is_set():
+        while end.outcome == "unknown" and not self._membership.ended.is_set():
             # The outcome is unknown: find out before anything else is produced.
-            self._seat.pause(UNKNOWN_RETRY_S)
+            self._membership.pause(UNKNOWN_RETRY_S)
             end = self._find_out(end, offsets)
         took_s = time.monotonic() - began
         self.took.observe(took_s)
@@ -170,7 +172,7 @@ class Transactor:
     def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
         try:
             where = [(o.topic, o.partition) for o in offsets]
-            held = self._seat.consumer.committed(where, 15.0)
+            held = self._membership.consumer.committed(where, 15.0)
         except KafkaUnavailable:
             return None
         return [held[one] for one in where]
@@ -179,9 +181,9 @@ class Transactor:
         self, sequence: int, works: Sequence[Work], counts: Sequence[int], end: TransactionEnd
     ) -> None:
         if end.outcome == "fenced":
-            self._seat.fail(f"transaction: {end.reason}")
+            self._membership.fail(f"transaction: {end.reason}")
             # Nothing can be committed any more: there is no point in finishing.
-            self._seat.door.post(lambda engine, now: engine.stop(now, "now"))
+            self._membership.door.post(lambda engine, now: engine.stop(now, "now"))
         sent, refused, cut = [], [], False
         answers = iter(end.deliveries)
         batches: dict[int, ErrorInfo] = {}
@@ -229,7 +231,7 @@ class Transactor:
         if not committed:
             why = end.reason or next((error.message for _, error in refused + stuck), "")
             event("warning", "transaction aborted", reason=why, refused=len(refused))
-        self._seat.door.post(
+        self._membership.door.post(
             lambda engine, now: engine.transacted(
                 now,
                 sequence,
@@ -242,7 +244,7 @@ class Transactor:
                 maps_too_large=not committed and end.maps_too_large,
             )
         )
-        self._seat.wake()
+        self._membership.wake()
 
 
 def _stuck(

@@ -24,9 +24,9 @@ from weft.core.epochs import Found
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Polled
 from weft.runtime.logs import event
+from weft.runtime.member.group_membership import GroupMembership, Reread
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.rebalance import Waiting
-from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
 
 LOOK_EVERY_S = 1.0
@@ -56,9 +56,11 @@ class Still(NamedTuple):
 class Watchdog:
     """Checks the partitions of one member. For the polling thread."""
 
-    def __init__(self, seat: Seat, paused: Callable[[], Collection[TopicPartition]]) -> None:
+    def __init__(
+        self, membership: GroupMembership, paused: Callable[[], Collection[TopicPartition]]
+    ) -> None:
         """`paused`: those that are not fetched on purpose, besides the engine's pauses."""
-        self._seat = seat
+        self._membership = membership
         self._paused = paused
         self._still: dict[TopicPartition, Still] = {}
         self._look_at = 0.0
@@ -74,7 +76,7 @@ class Watchdog:
     def polled(self, polled: Polled, room: int) -> None:
         """Note a poll that was limited to `room` records."""
         if polled.batches and sum([len(one.records) for one in polled.batches]) >= room:
-            self._full_at = self._seat.now()
+            self._full_at = self._membership.now()
 
     def tick(self, now: float) -> None:
         """Called often: query partitions that do not move, and restart fetches."""
@@ -89,17 +91,17 @@ class Watchdog:
             for where in stuck:
                 self._still[where] = self._still[where]._replace(asked_at=now, ahead_since=None)
             wanted = {where: self._still[where] for where in stuck}
-            self._seat.background(partial(self._refresh, wanted))
+            self._membership.background(partial(self._refresh, wanted))
         if due:
             for where in due:
                 self._still[where] = self._still[where]._replace(asked_at=now)
-            self._seat.background(partial(self._ask, sorted(due)))
+            self._membership.background(partial(self._ask, sorted(due)))
 
     def _note(self, now: float) -> None:
         """Find the partitions that have not moved since the last check."""
         paused, before = self._paused(), self._still
         self._still = {}
-        for where, one in self._seat.partitions.items():
+        for where, one in self._membership.partitions.items():
             if one.state != states.OPEN or one.intake_paused or one.paused or where in paused:
                 continue
             was = before.get(where)
@@ -116,13 +118,13 @@ class Watchdog:
     def _ask(self, where: Sequence[TopicPartition]) -> None:
         """On the background thread."""
         try:
-            ends = self._seat.consumer.stable_ends(where, ANSWER_S)
+            ends = self._membership.consumer.stable_ends(where, ANSWER_S)
         except KafkaUnavailable:
             return  # repeated later
-        self._seat.on_poll_thread(partial(self._answered, ends))
+        self._membership.on_poll_thread(partial(self._answered, ends))
 
     def _answered(self, ends: Mapping[TopicPartition, int]) -> None:
-        now = self._seat.now()
+        now = self._membership.now()
         for where, end in ends.items():
             one = self._still.get(where)
             if one is not None and end > one.position and one.ahead_since is None:
@@ -132,20 +134,20 @@ class Watchdog:
 
     def _refresh(self, wanted: Mapping[TopicPartition, Still]) -> None:
         """On the background thread: look up leaders and the ends of the logs."""
-        consumer = self._seat.consumer
+        consumer = self._membership.consumer
         try:
             consumer.refresh({topic for topic, _ in wanted}, ANSWER_S)
             ends = consumer.stable_ends(list(wanted), ANSWER_S)
         except KafkaUnavailable:
             return
-        self._seat.on_poll_thread(partial(self._refetch, wanted, ends))
+        self._membership.on_poll_thread(partial(self._refetch, wanted, ends))
 
     def _refetch(
         self, wanted: Mapping[TopicPartition, Still], ends: Mapping[TopicPartition, int]
     ) -> None:
         """Seek partitions that still do not move to their current position."""
-        seat = self._seat
-        self._note(seat.now())
+        membership = self._membership
+        self._note(membership.now())
         for where, asked in wanted.items():
             one = self._still.get(where)
             if one is None or (one.partition, one.since) != (asked.partition, asked.since):
@@ -153,7 +155,7 @@ class Watchdog:
             end = ends.get(where, one.position)
             if end <= one.position:
                 continue
-            seat.consumer.begin(where, one.position)
+            membership.consumer.begin(where, one.position)
             self.refetched += 1
             self.stuck = {**self.stuck, where: one.since}
             self.ends[where] = end
@@ -162,7 +164,7 @@ class Watchdog:
                 "partition was not fetched although its log grows: fetch restarted",
                 topic=where[0],
                 partition=where[1],
-                seconds=round(seat.now() - one.since),
+                seconds=round(membership.now() - one.since),
                 position=one.position,
                 log_end=end,
             )
@@ -197,9 +199,9 @@ AGAIN_S = 0.5
 class OutOfRange:
     """The partitions that are not fetched until their position is known. For the polling thread."""
 
-    def __init__(self, seat: Seat, config: MemberConfig, reread: Reread) -> None:
+    def __init__(self, membership: GroupMembership, config: MemberConfig, reread: Reread) -> None:
         """`reread` restarts partitions."""
-        self._seat = seat
+        self._membership = membership
         self._reread = reread
         self._config = config
         #: not to be looked up before this time
@@ -213,7 +215,7 @@ class OutOfRange:
 
     def received(self, where: Sequence[TopicPartition]) -> None:
         """The consumer has stopped fetching these."""
-        held = self._seat.partitions
+        held = self._membership.partitions
         self._look({one: held[one] for one in where if one in held})
 
     def tick(self, now: float) -> None:
@@ -234,20 +236,20 @@ class OutOfRange:
 
     def _look(self, wanted: Mapping[TopicPartition, Partition]) -> None:
         if wanted:
-            self._seat.background(partial(self._find, wanted))
+            self._membership.background(partial(self._find, wanted))
 
     def _find(self, wanted: Mapping[TopicPartition, Partition]) -> None:
         """On the background thread."""
         try:
-            found = self._seat.consumer.find(list(wanted), FIND_S)
+            found = self._membership.consumer.find(list(wanted), FIND_S)
         except Exception:  # of any kind: it is looked up again, or no longer fetched
             found = {}
-        self._seat.on_poll_thread(partial(self._proceed, wanted, found))
+        self._membership.on_poll_thread(partial(self._proceed, wanted, found))
 
     def _proceed(
         self, wanted: Mapping[TopicPartition, Partition], found: Mapping[TopicPartition, Found]
     ) -> None:
-        now = self._seat.now()
+        now = self._membership.now()
         for one, partition in wanted.items():
             log = found.get(one)
             if not self._ours(one, partition):
@@ -269,7 +271,7 @@ class OutOfRange:
 
     def _move(self, one: TopicPartition, partition: Partition, log: Found) -> None:
         """Continue at the log's start, or at the current position if the error was temporary."""
-        seat = self._seat
+        membership = self._membership
         if log.log_start > partition.position:
             event(
                 "warning",
@@ -279,10 +281,12 @@ class OutOfRange:
                 first=partition.position,
                 last=log.log_start - 1,
             )
-            seat.door.call(lambda engine, at: engine.reached(at, [(partition, log.log_start)]))
-        seat.consumer.begin(one, partition.position)
+            membership.door.call(
+                lambda engine, at: engine.reached(at, [(partition, log.log_start)])
+            )
+        membership.consumer.begin(one, partition.position)
         if partition.intake_paused:
-            seat.consumer.pause([one])
+            membership.consumer.pause([one])
 
     def _ours(self, one: TopicPartition, partition: Partition) -> bool:
-        return self._seat.partitions.get(one) is partition
+        return self._membership.partitions.get(one) is partition

@@ -135,8 +135,8 @@ class RunSource:
         blocked_s = since_boot() - member.door.round_at
         if blocked_s > POLL_BLOCKED_S:
             return False, f"the polling thread has not run for {blocked_s:.0f} s"
-        if watching.loop is not None and watching.loop.stands_s() > LOOP_BLOCKED_S:
-            blocked_s = watching.loop.stands_s()
+        if watching.loop is not None and watching.loop.blocked_s() > LOOP_BLOCKED_S:
+            blocked_s = watching.loop.blocked_s()
             by = watching.loop.blocked_by().partition(":")[0]  # no token required: no line of code
             reason = f"the handlers' loop has not run for {blocked_s:.0f} s: {by}"
             return False, reason

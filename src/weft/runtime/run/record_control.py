@@ -186,7 +186,7 @@ def obeyed_by(
                 rows.extend(one._asdict() for one in answered.rows)
                 changed.notify_all()
 
-    member.seat.answered.append(received)
+    member.membership.answered.append(received)
     try:
         for start in range(0, len(commands), OBEY_MAX):
             some = commands[start : start + OBEY_MAX]
@@ -198,7 +198,7 @@ def obeyed_by(
             late = list(left.values())
             left.clear()
     finally:
-        member.seat.answered.remove(received)
+        member.membership.answered.remove(received)
     return rows + [_late(one) for one in late]
 
 

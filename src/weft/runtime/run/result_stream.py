@@ -20,7 +20,7 @@ from weft.decoding import TRANSIENT, Undecodable, decoding_of
 from weft.errors import ConfigError
 from weft.options import HandlerOptions
 from weft.routing import Routes
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.types import Result
 
 if TYPE_CHECKING:

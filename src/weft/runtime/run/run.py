@@ -24,9 +24,9 @@ from weft.runtime.door import Door, Event
 from weft.runtime.handling import Executor
 from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
+from weft.runtime.member.group_membership import Fail, GroupMembership
 from weft.runtime.member.member import Member
 from weft.runtime.member.member_config import MemberConfig
-from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.member.transactor import Transactor, transactional_id
 from weft.runtime.run import gc_pace
@@ -114,13 +114,13 @@ class Run:
     def _transactional(self) -> bool:
         return any(handler.delivery == "exactly_once" for handler in self._handlers)
 
-    def _make_transactor(self, seat: Seat) -> Transactor:
+    def _make_transactor(self, membership: GroupMembership) -> Transactor:
         identity, self._release_id = transactional_id(
             self._options.group, self._connection.instance_id()
         )
         batches = any(plan.spec.batch is not None for plan in self._plans)
         port = self._connection.transactions(identity)
-        return self.transactor(seat, port, self._options.group, batches=batches)
+        return self.transactor(membership, port, self._options.group, batches=batches)
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Check the cluster, open the lifespan and join the group; then returns immediately."""
@@ -269,7 +269,7 @@ class Run:
             self._close_clients()
             gc_pace.restore()
             self._results.end()
-            member.telling.write(last=True)
+            member.run_log.write(last=True)
             if self._loop is None or self._loop.own:
                 self._app.state = None
         except BaseException as error:

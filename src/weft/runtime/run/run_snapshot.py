@@ -92,12 +92,12 @@ class Snapshots:
         calls = [halt["oldest"] for halt in shot["halts"] if "oldest" in halt]
         add_calls(member, [*calls, *shot["blockers"]])
         shot["halts"] += of_brokers(member)
-        shot["halts"] += behind_transactions(shot["partitions"], member.telling.stable_ends)
+        shot["halts"] += behind_transactions(shot["partitions"], member.run_log.stable_ends)
         return {
             **begins,
             "state": state_of(member, over=over),
             **shot,
-            "failures": member.telling.troubles.rows(),
+            "failures": member.run_log.troubles.rows(),
             "callback_errors": member.callbacks.errors,
             "dead_letters_cut": member.outputs.letters.count + (sent.letters.count if sent else 0),
             "poll_gap_max_s": round(member.poll_gap_max_s, 4),
@@ -132,10 +132,10 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
 
 def of_brokers(member: Member) -> list[dict[str, Any]]:
     """The causes if the brokers do not answer, or refuse the login."""
-    telling, found = member.telling, []
-    if (lost_at := telling.broker_lost_at) is not None:
+    run_log, found = member.run_log, []
+    if (lost_at := run_log.broker_lost_at) is not None:
         found.append({"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)})
-    if (refused := telling.refused) is not None:
+    if (refused := run_log.refused) is not None:
         found.append({"cause": "refused", "reason": refused})
     return found
 

@@ -87,7 +87,7 @@ class LoopWatch:
         self._next_at = 0.0
         self.count = False
 
-    def stands_s(self) -> float:
+    def blocked_s(self) -> float:
         """For how long it has not answered, in seconds; 0 while it runs."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
@@ -153,14 +153,16 @@ class OpenTransactions:
         }
         still = [where for where, (_, since) in self._unmoved.items() if now - since >= UNMOVED_S]
         if not still:
-            self._member.telling.stable_ends = {}
+            self._member.run_log.stable_ends = {}
         elif now >= self._ask_at:
             self._ask_at = now + STABLE_QUERY_EVERY_S
-            telling = self._member.telling
+            run_log = self._member.run_log
             try:
-                telling.stable_ends = self._member.seat.consumer.stable_ends(still, STABLE_ANSWER_S)
+                run_log.stable_ends = self._member.membership.consumer.stable_ends(
+                    still, STABLE_ANSWER_S
+                )
             except KafkaUnavailable:
-                telling.stable_ends = {}
+                run_log.stable_ends = {}
 
 
 class Watching:
@@ -189,7 +191,7 @@ class Watching:
 
     def broker_away_s(self) -> float | None:
         """For how long no broker has answered; None while one does."""
-        lost_at = self._member.telling.broker_lost_at
+        lost_at = self._member.run_log.broker_lost_at
         return None if lost_at is None else time.monotonic() - lost_at
 
     def look(self, admin: AdminPort | None) -> None:
@@ -207,7 +209,7 @@ class Watching:
             for plan in self._member.config.plans
             for one in (plan.latency, plan.ages, plan.waits)
         )
-        self.quiet = not self._member.telling.write() and not samples
+        self.quiet = not self._member.run_log.write() and not samples
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -215,36 +217,36 @@ class Watching:
         loop = self.loop
         if loop is None:
             return
-        stands_s = loop.stands_s()
-        if stands_s >= LOOP_BLOCKED_S and not loop.count:
+        blocked_s = loop.blocked_s()
+        if blocked_s >= LOOP_BLOCKED_S and not loop.count:
             loop.count = True
             lines, handler = loop.stack()
-            self._member.telling.say(
+            self._member.run_log.line(
                 "warning",
                 "the handlers' loop is blocked",
-                seconds=round(stands_s, 1),
+                seconds=round(blocked_s, 1),
                 next=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
                 traceback="\n".join(lines),
             )
-        elif stands_s < LOOP_BLOCKED_S and loop.count:
+        elif blocked_s < LOOP_BLOCKED_S and loop.count:
             loop.count = False
-            self._member.telling.say("info", "the handlers' loop runs again")
+            self._member.run_log.line("info", "the handlers' loop runs again")
         loop.ask()
 
     # -- the broker --------------------------------------------------------------------------------
 
     def _look_at_broker(self, now: float, admin: AdminPort | None) -> None:
         """Query a broker if none has responded for a while because there was no traffic."""
-        telling = self._member.telling
-        due = now - telling.broker_seen_at >= BROKER_QUIET_S and now >= self._broker_asked_at
+        run_log = self._member.run_log
+        due = now - run_log.broker_seen_at >= BROKER_QUIET_S and now >= self._broker_asked_at
         if due and admin is not None and not self._member.leaving:
             self._broker_asked_at = now + BROKER_ASKED_EVERY_S
             self._ask_a_broker(now, admin)
         # Log one line when no broker answers any more, and one when one does again.
-        lost_at, logged_at = telling.broker_lost_at, self._lost_logged_at
+        lost_at, logged_at = run_log.broker_lost_at, self._lost_logged_at
         if lost_at is not None and logged_at is None:
             self._lost_logged_at = lost_at
-            telling.say(
+            run_log.line(
                 "warning",
                 "no broker answers",
                 seconds=round(time.monotonic() - lost_at, 1),
@@ -253,30 +255,30 @@ class Watching:
             )
         elif lost_at is None and logged_at is not None:
             self._lost_logged_at = None
-            away_s = round(telling.broker_back_at - logged_at, 1)
-            telling.say("info", "a broker answers again", away_s=away_s)
-        if (refused := telling.refused) != self._refused_logged:
+            away_s = round(run_log.broker_back_at - logged_at, 1)
+            run_log.line("info", "a broker answers again", away_s=away_s)
+        if (refused := run_log.refused) != self._refused_logged:
             self._refused_logged = refused
             if refused is not None:
-                telling.say("warning", "the brokers refuse the login", reason=refused)
+                run_log.line("warning", "the brokers refuse the login", reason=refused)
 
     def _ask_a_broker(self, now: float, admin: AdminPort) -> None:
-        telling, member = self._member.telling, self._member
-        seen_at = telling.broker_seen_at
+        run_log, member = self._member.run_log, self._member
+        seen_at = run_log.broker_seen_at
         try:
             # Not the group: see GROUP_STATE_S.
             admin.describe([next(iter(list(member.partitions)), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
         except KafkaUnavailable:
             # One client without an answer is no proof: an answer to any other client counts.
-            if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
-                telling.broker_lost_at = telling.broker_lost_at or seen_at
+            if run_log.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
+                run_log.broker_lost_at = run_log.broker_lost_at or seen_at
                 return
         except LoginRefused as error:
-            telling.refused = str(error)
+            run_log.refused = str(error)
             return
         except Exception:  # noqa: S110  # it refuses what was asked, so it is there
             pass
-        telling.broker_seen(now)
+        run_log.broker_seen(now)
 
     # -- the group ---------------------------------------------------------------------------------
 
@@ -289,16 +291,16 @@ class Watching:
         if self._unassigned_at is None:
             self._unassigned_at = now
         count, for_s = self._unassigned_logged, now - self._unassigned_at
-        telling = member.telling
-        away = telling.broker_lost_at is not None
+        run_log = member.run_log
+        away = run_log.broker_lost_at is not None
         if for_s < UNASSIGNED_S[0] or now < self._group_asked_at or away:
             return
         self._group_asked_at = now + GROUP_ASKED_EVERY_S
-        state, members, reason = self._group_says(admin)
+        state, members, reason = self._group_state(admin)
         self.in_reserve = is_stable(state) and members > 1
         if count < len(UNASSIGNED_S) and for_s >= UNASSIGNED_S[count]:
             self._unassigned_logged = count + 1
-            member.telling.say(
+            member.run_log.line(
                 "warning",
                 "no partition yet",
                 seconds=round(for_s, 1),
@@ -308,8 +310,8 @@ class Watching:
                 reason=reason,
             )
 
-    def _group_says(self, admin: AdminPort | None) -> tuple[str, int, str]:
-        if time.monotonic() - self._member.telling.broker_back_at < SETTLED_S:
+    def _group_state(self, admin: AdminPort | None) -> tuple[str, int, str]:
+        if time.monotonic() - self._member.run_log.broker_back_at < SETTLED_S:
             return "unknown", 0, AFTER_OUTAGE
         try:
             state, members = "", 0
@@ -371,7 +373,7 @@ class Watching:
             if waits := handler.waits(work):
                 fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
             others = {"more_such_calls": str(more)} if more else {}
-            self._member.telling.say(
+            self._member.run_log.line(
                 "warning",
                 "a call has not started" if waits else "a call is slow",
                 seconds=round(for_s),
@@ -400,7 +402,7 @@ class Watching:
             return
         self._outputs_logged_at = now + OUTPUTS_LOGGED_EVERY_S
         oldest = min(late, key=lambda work: work.since)
-        self._member.telling.say(
+        self._member.run_log.line(
             "warning",
             "outputs are not acknowledged",
             seconds=round(clock - oldest.since, 1),

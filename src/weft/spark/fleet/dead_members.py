@@ -87,9 +87,9 @@ class DeadMembers:
         assert isinstance(connection, RealConnection)
         return KafkaAdmin(connection.settings)
 
-    def static_id(self, index: int, seat: int) -> str:
+    def static_id(self, index: int, suffix: int) -> str:
         """The id of one of this run's members."""
-        return static_id(instance_name(self.group, self._run), index, seat)
+        return static_id(instance_name(self.group, self._run), index, suffix)
 
     def in_the_group(self, names: Sequence[str]) -> list[str]:
         """Those of them that are in the group; all if it cannot be described now."""

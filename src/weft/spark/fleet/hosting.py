@@ -240,7 +240,7 @@ class Host:
             name: partial(self._report, name) for name in REPORTED if name in welcome["callbacks"]
         }
         app.adopt(None, replace(app.options, kafka=kafka, **known))
-        mine = static_id(task.name, task.index, int(welcome["seat"]))
+        mine = static_id(task.name, task.index, int(welcome["suffix"]))
         self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
         #: held while lasting orders change, and while a run that obeys them is created

@@ -136,13 +136,13 @@ class Lost:
 
         None if it is not in the group any more, or a member is back.
         """
-        name = self._dead.static_id(slot.index, slot.seat)
+        name = self._dead.static_id(slot.index, slot.suffix)
         if not self._dead.in_the_group([name]):
             return None
         with self._roster.changed:
             if not self._waits(slot, since):
                 return None
-            slot.seat, slot.vacant = slot.seat + 1, True
+            slot.suffix, slot.vacant = slot.suffix + 1, True
             return name
 
     def _pause(self, slot: Slot, since: float, seconds: float) -> None:

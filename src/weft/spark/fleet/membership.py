@@ -1,6 +1,6 @@
 """A fleet's members in their group: their ids, and how long they may be silent.
 
-A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{seat}` after a dead one of
+A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{suffix}` after a dead one of
 that member was removed: no member reuses an id that is being removed. The client id names the
 driver's address, so that a later run can find out whether that driver is alive.
 """
@@ -72,9 +72,9 @@ def instance_name(group: str, run: str) -> str:
     return f"{_NOT_IN_IDS.sub('_', group)[:_ID_GROUP_CHARS_MAX]}-{run}"
 
 
-def static_id(name: str, index: int, seat: int) -> str:
-    """A member's id in its group; `name` is that of the run, `seat` counts removed holders."""
-    return f"{name}-{index}.{seat}" if seat else f"{name}-{index}"
+def static_id(name: str, index: int, suffix: int) -> str:
+    """A member's id in its group; `name` is that of the run, `suffix` counts removed holders."""
+    return f"{name}-{index}.{suffix}" if suffix else f"{name}-{index}"
 
 
 def run_of(instance_id: str, group: str) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 from weft import guard
 from weft.app_options import AppOptions
 from weft.errors import ConfigError
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.run.result_stream import ResultStream, forward
 from weft.spark.fleet.limits import LINE_BYTES_MAX, RESULTS_UNDER_WAY_MAX
 from weft.spark.fleet.link import Link

@@ -114,13 +114,18 @@ class Roster:
                     # request of one with a goodbye may be lost, too. If its predecessor went
                     # between the two halves of a cooperative rebalance, it has given partitions up;
                     # under the same id no rebalance would follow, and nothing would own them.
-                    slot.displaced.append(slot.seat)
-                    slot.seat += 1
+                    slot.displaced.append(slot.suffix)
+                    slot.suffix += 1
                 if slot.begin(incarnation, wire) and slot.lives > 1:
                     event("info", "member is back", member=index, pid=incarnation[1])
                 self.changed.notify_all()
                 slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
-            welcome = {**self.orders.welcome(), "seat": slot.seat, "leave": leave, "again": again}
+            welcome = {
+                **self.orders.welcome(),
+                "suffix": slot.suffix,
+                "leave": leave,
+                "again": again,
+            }
             # Inside the lock: before anything that is sent to all.
             if _send(wire, welcome):
                 return index

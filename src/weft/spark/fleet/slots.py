@@ -62,7 +62,7 @@ class Slot:
     #: the scope of its process id, if known
     kernel: str | None = None
     #: how many dead holders of this place were removed from the group
-    seat: int = 0
+    suffix: int = 0
     #: the last one was removed, and no successor has connected
     vacant: bool = False
     #: holders whose successor has connected: to be removed

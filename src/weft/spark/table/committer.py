@@ -21,8 +21,8 @@ import pyarrow as pa
 from weft.errors import ConfigError
 from weft.runtime.logs import event
 from weft.spark.processing.typed import columns_of_model, is_model
-from weft.spark.table.desk import Desk, Hand
 from weft.spark.table.line import TablePlan
+from weft.spark.table.ownership import Hand, Ownership
 from weft.spark.table.progress import Entry, Source, done_of
 from weft.spark.table.rows import PLACE, columns_of
 from weft.spark.table.sink import TableSink
@@ -66,7 +66,7 @@ class Committer:
         """`on_unfit`: called with the reason when the table takes no more rows."""
         self._store, self._interval_s, self._now = store, interval_s, now
         self._on_unfit = on_unfit
-        self._desk = Desk()
+        self._ownership = Ownership()
         self._changed = threading.Condition()
         self._claims: list[_Asked] = []
         self._hands: list[_Asked] = []
@@ -74,7 +74,7 @@ class Committer:
         self._first_at = 0.0
         self._next_at = 0.0
         self._rest_s = 0.0
-        #: the table's content may differ from what the desk knows
+        #: the table's content may differ from what the ownership knows
         self._in_doubt = True
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="weft-table", daemon=True)
@@ -162,7 +162,7 @@ class Committer:
         for asked, sources in zip(claims, wanted, strict=True):
             held = []
             for source in sources:
-                entry = self._desk.claim(source, int(asked.message["generation"]))
+                entry = self._ownership.claim(source, int(asked.message["generation"]))
                 if entry is not None:
                     epoch, done = entry
                     place = [source.topic, source.number, epoch]
@@ -170,7 +170,7 @@ class Committer:
             asked.answer(held=held)
 
     def _read(self, wanted: Sequence[Source]) -> None:
-        self._desk.learn(self._store.read(wanted))
+        self._ownership.learn(self._store.read(wanted))
         self._in_doubt = False
 
     def _commit(self, hands: Sequence[_Asked]) -> None:
@@ -196,8 +196,8 @@ class Committer:
         for _ in range(MOVED_MAX):
             if self._in_doubt:
                 self._read([source for _, hand, _ in opened for source in hand.entries])
-            mine = [one for one in opened if not self._desk.stale(one[1])]
-            draft = self._desk.draft([hand for _, hand, _ in mine])
+            mine = [one for one in opened if not self._ownership.stale(one[1])]
+            draft = self._ownership.draft([hand for _, hand, _ in mine])
             parts = [
                 rows if all(fresh) else rows.filter(pa.array(fresh, pa.bool_()))
                 for (_, _, rows), fresh in zip(mine, draft.fresh, strict=True)
@@ -215,7 +215,7 @@ class Committer:
         else:
             raise Unavailable(f"other writers were first {MOVED_MAX} times in a row")
         if count:
-            self._desk.learn(draft.progress)
+            self._ownership.learn(draft.progress)
         self._rest_s, self._next_at = 0.0, self._now() + self._interval_s
         seconds = round(self._now() - began, 3)
         event("debug", "table", rows=count, members=len(mine), version=version, s=seconds)
@@ -224,7 +224,7 @@ class Committer:
             if id(asked) in added:
                 asked.answer(version=version)
             else:
-                names = ", ".join(f"{s.topic}:{s.number}" for s in self._desk.stale(hand))
+                names = ", ".join(f"{s.topic}:{s.number}" for s in self._ownership.stale(hand))
                 asked.answer(stale=names)
 
 

@@ -32,10 +32,10 @@ from weft.kafka.ports import (
     TransactionsPort,
 )
 from weft.kafka.settings import ClientSettings
-from weft.runtime.member.seat import Seat
+from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.transactor import Transactor
-from weft.spark.table.desk import UNKNOWN_GENERATION
 from weft.spark.table.line import TableLine
+from weft.spark.table.ownership import UNKNOWN_GENERATION
 from weft.spark.table.progress import ahead
 from weft.spark.table.rows import REFUSED, Row, as_rows, refusal, row_of, values_of
 from weft.spark.table.sink import TABLE
@@ -165,11 +165,13 @@ class TableTransactions:
 class TableTransactor(Transactor):
     """Runs transactions at the table's pace, and knows each row's record."""
 
-    def __init__(self, seat: Seat, port: TransactionsPort, group: str, *, batches: bool) -> None:
-        super().__init__(seat, port, group, batches=batches)
+    def __init__(
+        self, membership: GroupMembership, port: TransactionsPort, group: str, *, batches: bool
+    ) -> None:
+        super().__init__(membership, port, group, batches=batches)
         assert isinstance(port, TableTransactions)
         self._table = port
-        port.due, port.over = self._due, seat.ended.is_set
+        port.due, port.over = self._due, membership.ended.is_set
 
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
         pace, before = self._table.pace, self._table.stale
@@ -177,15 +179,15 @@ class TableTransactor(Transactor):
         super()._transact(effect, membership)
         pace.answered()
         if self._table.stale > before:
-            self._seat.pause(STALE_REST_S)
+            self._membership.pause(STALE_REST_S)
         if self._table.stale == STALE_MAX:
-            self._seat.fail("other members have claimed its partitions", may_restart=True)
+            self._membership.fail("other members have claimed its partitions", may_restart=True)
 
     def _due(self) -> bool:
         """Whether the run ends, or much waits. Both values may be a moment old."""
-        if self._table.pace.hurried or self._seat.door.engine.stop_mode is not None:
+        if self._table.pace.hurried or self._membership.door.engine.stop_mode is not None:
             return True
-        held = list(self._seat.partitions.values())
+        held = list(self._membership.partitions.values())
         return sum([partition.outputs_bytes for partition in held]) >= _FULL_BYTES
 
     def _messages(self, work: Work) -> Sequence[OutMessage]:

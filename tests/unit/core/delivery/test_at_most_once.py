@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Answer, Failed, GivenBack, Returned
+from weft.core.events import Answer, Failed, Returned, Unhandled
 from weft.core.spec import HandlerSpec
 from weft.policies import Batch, Retry, Skip
 
@@ -52,7 +52,7 @@ def test_call_that_never_began_takes_its_mark_back(make_desk):
     desk.poll(part, 0)
     desk.answer(desk.take(fx.CommitOffsets)[0])
     (work,) = desk.started()
-    desk.do("calls_ended", [], [GivenBack(work)])
+    desk.do("calls_ended", [], [Unhandled(work)])
     (again,) = desk.take(fx.CommitOffsets)
     desk.answer(again)
     assert offsets(desk.started()) == [0]

@@ -50,9 +50,9 @@ class FakeGhosts:
             raise KafkaUnavailable("describe group g: no answer within 2 s")
         return self.state, 2
 
-    def static_id(self, index: int, seat: int) -> str:
+    def static_id(self, index: int, suffix: int) -> str:
         """The id of a member."""
-        return static_id("g-run", index, seat)
+        return static_id("g-run", index, suffix)
 
     def in_the_group(self, names: list[str]) -> list[str]:
         """Those that have not left."""
@@ -122,11 +122,11 @@ def dead() -> int:
 def test_a_dead_member_is_pushed_out_and_its_successor_gets_another_id(fleet, dead) -> None:
     """Line and process are gone: it is out, and who comes now does not take its id."""
     wire = fleet.join(1, dead)
-    assert wire.said[0]["seat"] == 0
+    assert wire.said[0]["suffix"] == 0
     fleet.roster.left(1, wire)
     assert fleet.pushed_out(30) == ["g-run-1"]
     assert fleet.roster.slots[1].vacant
-    assert fleet.join(1, os.getpid()).said[0]["seat"] == 1
+    assert fleet.join(1, os.getpid()).said[0]["suffix"] == 1
     assert not fleet.roster.slots[1].vacant
 
 
@@ -183,10 +183,10 @@ def test_who_says_goodbye_has_left_or_is_pushed_out(fleet, left, out, back, monk
         fleet.ghosts.state = "STABLE"
     fleet.roster.left(1, wire)
     if back:
-        assert fleet.join(1, os.getppid()).said[0]["seat"] == 1
+        assert fleet.join(1, os.getppid()).said[0]["suffix"] == 1
     assert fleet.pushed_out(30 if out else 0.3) == out
     if not back:
-        assert fleet.join(1, os.getppid()).said[0]["seat"] == 1
+        assert fleet.join(1, os.getppid()).said[0]["suffix"] == 1
 
 
 def test_a_group_at_rest_waits_for_the_member_s_return(fleet, dead, monkeypatch) -> None:
@@ -195,7 +195,7 @@ def test_a_group_at_rest_waits_for_the_member_s_return(fleet, dead, monkeypatch)
     fleet.ghosts.state = "STABLE"
     fleet.roster.left(1, fleet.join(1, dead))
     assert fleet.pushed_out() == []
-    assert fleet.join(1, os.getpid()).said[0]["seat"] == 1
+    assert fleet.join(1, os.getpid()).said[0]["suffix"] == 1
     assert fleet.pushed_out(30) == ["g-run-1"]
 
 
@@ -209,7 +209,7 @@ def test_a_group_that_does_not_answer_now_ends_no_push_out(fleet, dead) -> None:
 def test_a_line_that_broke_keeps_its_place(fleet) -> None:
     """The same process dials in again: it is in the group all the time."""
     fleet.roster.left(1, fleet.join(1, os.getpid()))
-    assert fleet.join(1, os.getpid()).said[0]["seat"] == 0
+    assert fleet.join(1, os.getpid()).said[0]["suffix"] == 0
     assert fleet.pushed_out() == []
 
 

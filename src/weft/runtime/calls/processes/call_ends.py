@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.core.events import Ended, Failed, GivenBack, Returned
+from weft.core.events import Ended, Failed, Returned, Unhandled
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.runtime.calls.invoke import failed
@@ -29,7 +29,7 @@ class Deaths:
     ) -> Ended:
         """How the call that was running when its worker ended has ended."""
         if innocent:
-            return GivenBack(work)
+            return Unhandled(work)
         if link.killed_for is item:
             error = ErrorInfo("AttemptTimeout", f"no answer within timeout_s={limit_s}")
             return Failed(work, error, final=False)
@@ -57,8 +57,8 @@ class Deaths:
 
 def end_of(work: Work, reply: Reply) -> Ended | None:
     """How a record's call ended, for the engine; None if it is simply done."""
-    if reply.outcome == "given_back":
-        return GivenBack(work)
+    if reply.outcome == "unhandled":
+        return Unhandled(work)
     if reply.outcome == "failed":
         assert reply.error is not None
         return Failed(work, reply.error, reply.final, reply.delay_s, reply.away, reply.budget_s)

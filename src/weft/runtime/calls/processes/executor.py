@@ -19,7 +19,7 @@ from typing import Any
 
 from weft import guard
 from weft.core.engine import Engine
-from weft.core.events import Ended, GivenBack, Returned
+from weft.core.events import Ended, Returned, Unhandled
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
@@ -87,7 +87,7 @@ class ProcessExecutor(Executor):
 
     def _hire(self) -> None:
         name, died = f"weft-{self._plan.spec.name}", self._door.died
-        link = Link(name, self._spec, self._heard, self._died, died, one_at_a_time=self._once)
+        link = Link(name, self._spec, self._received, self._died, died, one_at_a_time=self._once)
         self._links.append(link)
 
     # -- from any thread ---------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ProcessExecutor(Executor):
                     link.send(Drop(numbers))
                 if any(link.given[number].batch for number in numbers):
                     link.send(Warn())
-        self._give_back(taken)
+        self._end_unhandled(taken)
 
     def close(self) -> None:
         """End all workers; none is left when this returns."""
@@ -239,7 +239,7 @@ class ProcessExecutor(Executor):
                     behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
                     if behind and link.slow:
                         link.send(Drop(behind))
-        self._give_back(back)
+        self._end_unhandled(back)
 
     def _queued(self) -> bool:
         """Whether a worker has been given more than what it runs."""
@@ -302,11 +302,11 @@ class ProcessExecutor(Executor):
                 del link.given[number]
             raise
 
-    def _give_back(self, items: Sequence[Item]) -> None:
+    def _end_unhandled(self, items: Sequence[Item]) -> None:
         """End items that may not be called any more, or that no pipe can carry."""
         bad, self._unsendable = self._unsendable, []
         for item in items:
-            self._end(item, [GivenBack(work) for work in item.works], whole=False)
+            self._end(item, [Unhandled(work) for work in item.works], whole=False)
         for item, error in bad:
             ends = [unsendable(work, error, self._plan.retry) for work in item.works]
             self._end(item, ends, whole=True)
@@ -321,7 +321,7 @@ class ProcessExecutor(Executor):
 
     # -- on a reader's thread ----------------------------------------------------------------------
 
-    def _heard(self, link: Link, message: Any) -> None:
+    def _received(self, link: Link, message: Any) -> None:
         if isinstance(message, Reply):
             self._replied(link, message)
         elif isinstance(message, BatchReply):
@@ -348,7 +348,7 @@ class ProcessExecutor(Executor):
                 link.feeding = False
                 back = self._give_out([link]) if link.hungry and not self._closed else []
                 look = link.hungry and self._queued()
-            self._give_back(back)
+            self._end_unhandled(back)
             if look:
                 self._tokens.put(True)
 

@@ -141,7 +141,7 @@ class Reply(NamedTuple):
     """The result of one record."""
 
     number: int
-    #: "done", "failed", "given_back", or "acked" for one of a batch that still runs
+    #: "done", "failed", "unhandled", or "acked" for one of a batch that still runs
     outcome: str
     outputs: list[OutMessage] | None = None
     error: ErrorInfo | None = None
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
     return str(value)[:LINE_CHARS_MAX]
 
 
-def tell_parent(send: Callable[[Any], None], level: int) -> None:
+def log_to_parent(send: Callable[[Any], None], level: int) -> None:
     """In the worker: from now on the parent writes the log."""
     root = logging.getLogger()
     if not root.handlers:

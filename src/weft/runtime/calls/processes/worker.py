@@ -43,7 +43,7 @@ from weft.runtime.calls.processes.protocol import (
     StackIs,
     Warn,
     WorkerSpec,
-    tell_parent,
+    log_to_parent,
 )
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
@@ -102,7 +102,7 @@ class Worker:
 
     def run(self) -> None:
         """Open, then handle jobs; never returns."""
-        tell_parent(self.send, self.spec.log_level)
+        log_to_parent(self.send, self.spec.log_level)
         try:
             self._open()
         except BaseException as error:
@@ -173,7 +173,7 @@ class Worker:
                 self._jobs.put(message)
             elif isinstance(message, Drop):
                 for number in filter(self._claimed, message.numbers):
-                    self._give_back(number)
+                    self._end_unhandled(number)
             elif isinstance(message, Warn):
                 self.warned.set()
             elif isinstance(message, AskStack):
@@ -212,7 +212,7 @@ class Worker:
             number = job.records[0][0]
             if self._claimed(number):
                 if self._too_late(job):
-                    self._give_back(number)
+                    self._end_unhandled(number)
                 else:
                     del self._batches[number]
                     BatchOfWorker(self, job).run()
@@ -221,7 +221,7 @@ class Worker:
             if not self._claimed(number):
                 continue
             if self._too_late(job):
-                self._give_back(number)
+                self._end_unhandled(number)
             else:
                 self.report(self._call(number, record, returned=job.returned))
 
@@ -230,13 +230,13 @@ class Worker:
         """Whether it waited so long that the member may have been suspended and lost partitions."""
         return since_boot() - job.sent_at > SUSPENDED_S
 
-    def _give_back(self, number: int) -> None:
+    def _end_unhandled(self, number: int) -> None:
         """Return a record, or the batch that starts with it."""
         batch = self._batches.pop(number, None)
         if batch is None:
-            self.send(Reply(number, "given_back"))
+            self.send(Reply(number, "unhandled"))
             return
-        replies = [Reply(one, "given_back") for one, _ in batch.records]
+        replies = [Reply(one, "unhandled") for one, _ in batch.records]
         self.send(BatchReply(number, replies, whole=False))
 
     def _claimed(self, number: int) -> bool:
@@ -348,7 +348,7 @@ class BatchOfWorker:
             replies = [
                 self._worker.failed(number, record, bad[index])
                 if index in bad
-                else Reply(number, "given_back")
+                else Reply(number, "unhandled")
                 for index, (number, record) in enumerate(self._job.records)
             ]
             return self._reply(replies, whole=False)

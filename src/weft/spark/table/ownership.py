@@ -44,7 +44,7 @@ class Draft:
     changed: Mapping[Source, Entry]
 
 
-class Desk:
+class Ownership:
     """One group's access to one table. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from weft.core.work import Work
 from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
-from weft.runtime.member.seat import Callbacks
+from weft.runtime.member.group_membership import Callbacks
 from weft.sparse import Sparse
 from weft.types import ErrorInfo, Raised, TopicPartition
 
@@ -71,7 +71,7 @@ class Alike:
         self.left_out = 0
 
 
-class Telling:
+class RunLog:
     """Collects the log lines of one run."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Telling:
             self.broker_back_at = at
         self.broker_seen_at, self.broker_lost_at, self.refused = at, None, None
 
-    def say(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
+    def line(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
         """Queue a log line. Any thread, also inside the door."""
         self._add(Line(level, what, fields, traceback))
 
@@ -132,7 +132,7 @@ class Telling:
     def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
         """A stop did not wait any longer for these records."""
         shown = [f"{w.partition.topic}[{w.partition.number}]@{w.record.offset}" for w in left]
-        self.say(
+        self.line(
             "warning",
             "drain timed out",
             seconds=seconds,
@@ -170,7 +170,7 @@ class Telling:
                 return
             self._not_called += 1
             if self._sparse.left_out() is not None:
-                self.say(
+                self.line(
                     "warning",
                     "on_error is too slow, calls are dropped",
                     left_out_so_far=self._not_called,
@@ -224,11 +224,11 @@ class Telling:
         for alike in list(self._given_up.values()):
             if alike.left_out and (last or now - alike.at >= SUMMARY_EVERY_S):
                 count, alike.left_out, alike.at = alike.left_out, 0, now
-                self.say("warning", "more records given up", **alike.fields, count=count)
+                self.line("warning", "more records given up", **alike.fields, count=count)
         for alike in list(self._failures.values()) if last else ():
             if alike.left_out:
                 count, alike.left_out = alike.left_out, 0
-                self.say("warning", "more attempts failed", **alike.fields, left_out=count)
+                self.line("warning", "more attempts failed", **alike.fields, left_out=count)
         lines = len(self._lines)
         while self._lines:
             line = self._lines.popleft()

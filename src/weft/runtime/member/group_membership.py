@@ -86,7 +86,7 @@ class Fail(Protocol):
         """End with this exit code: finish what runs, commit, leave."""
 
 
-class Seat:
+class GroupMembership:
     """State shared by a member's parts. Every field documents which thread may use it."""
 
     #: any thread; made by the member, once

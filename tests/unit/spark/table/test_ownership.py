@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.cases import each
 
-from weft.spark.table.desk import UNKNOWN_GENERATION, Desk, Hand
+from weft.spark.table.ownership import UNKNOWN_GENERATION, Hand, Ownership
 from weft.spark.table.progress import Done, Entry, Progress, Source
 
 T0, T1 = Source("t", "id", 0), Source("t", "id", 1)
@@ -23,40 +23,40 @@ def hand(epoch: int, *offsets: int, source: Source = T0) -> Hand:
 
 def test_a_claim_is_newer_than_all_before() -> None:
     """Than those of this run, and than those that the table knows of."""
-    desk = Desk()
-    assert desk.claim(T0, 3) == Entry(1, Done(0, -1))
-    assert desk.claim(T0, 3) == Entry(2, Done(0, -1))
-    desk.learn(Progress({T0: Entry(7, Done(5, 4))}))
-    assert desk.claim(T0, 4) == Entry(8, Done(5, 4))
-    assert desk.claim(T1, 4) == Entry(1, Done(0, -1))
+    ownership = Ownership()
+    assert ownership.claim(T0, 3) == Entry(1, Done(0, -1))
+    assert ownership.claim(T0, 3) == Entry(2, Done(0, -1))
+    ownership.learn(Progress({T0: Entry(7, Done(5, 4))}))
+    assert ownership.claim(T0, 4) == Entry(8, Done(5, 4))
+    assert ownership.claim(T1, 4) == Entry(1, Done(0, -1))
 
 
 def test_a_claim_that_comes_late_is_refused() -> None:
     """It was made in an older generation of the group than the one that is known."""
-    desk = Desk()
-    desk.claim(T0, 5)
-    assert desk.claim(T0, 4) is None
-    assert desk.claim(T0, 5) is not None
-    assert desk.claim(T0, UNKNOWN_GENERATION) is not None
+    ownership = Ownership()
+    ownership.claim(T0, 5)
+    assert ownership.claim(T0, 4) is None
+    assert ownership.claim(T0, 5) is not None
+    assert ownership.claim(T0, UNKNOWN_GENERATION) is not None
 
 
 def test_rows_of_an_older_claim_are_refused() -> None:
     """Of this run or of another one; at the newest claim they are taken."""
-    desk = Desk()
-    first = desk.claim(T0, 1)
-    assert desk.stale(hand(first.epoch, 0)) == []
-    second = desk.claim(T0, 2)
-    assert desk.stale(hand(first.epoch, 0)) == [T0]
-    assert desk.stale(hand(second.epoch, 0)) == []
-    desk.learn(Progress({T0: Entry(second.epoch + 1, Done(1, 0))}))
-    assert desk.stale(hand(second.epoch, 0)) == [T0]
+    ownership = Ownership()
+    first = ownership.claim(T0, 1)
+    assert ownership.stale(hand(first.epoch, 0)) == []
+    second = ownership.claim(T0, 2)
+    assert ownership.stale(hand(first.epoch, 0)) == [T0]
+    assert ownership.stale(hand(second.epoch, 0)) == []
+    ownership.learn(Progress({T0: Entry(second.epoch + 1, Done(1, 0))}))
+    assert ownership.stale(hand(second.epoch, 0)) == [T0]
 
 
 def test_rows_that_the_table_has_are_left_out() -> None:
     """Also those that a hand before this one brings in the same transaction."""
-    desk = Desk()
-    desk.learn(Progress({T0: Entry(1, Done(2, 4, (2, 3)))}))
-    draft = desk.draft([hand(1, 1, 2, 4, 5), hand(1, 5, 6), hand(1, 0, source=T1)])
+    ownership = Ownership()
+    ownership.learn(Progress({T0: Entry(1, Done(2, 4, (2, 3)))}))
+    draft = ownership.draft([hand(1, 1, 2, 4, 5), hand(1, 5, 6), hand(1, 0, source=T1)])
     assert draft.fresh == [[False, True, False, True], [False, True], [True]]
     assert draft.progress.get(T0) == Entry(1, Done(7, 6))
     assert draft.changed == {T0: Entry(1, Done(7, 6)), T1: Entry(1, Done(1, 0))}
@@ -64,11 +64,11 @@ def test_rows_that_the_table_has_are_left_out() -> None:
 
 def test_several_rows_of_one_record_go_together() -> None:
     """All of them are new, or none is."""
-    desk = Desk()
-    draft = desk.draft([hand(1, 0, 0, 0)])
+    ownership = Ownership()
+    draft = ownership.draft([hand(1, 0, 0, 0)])
     assert draft.fresh == [[True] * 3]
-    desk.learn(draft.progress)
-    assert desk.draft([hand(1, 0, 0, 0, 1)]).fresh == [[False] * 3 + [True]]
+    ownership.learn(draft.progress)
+    assert ownership.draft([hand(1, 0, 0, 0, 1)]).fresh == [[False] * 3 + [True]]
 
 
 # -- from seeds ------------------------------------------------------------------------------------
@@ -98,22 +98,22 @@ class Member:
 class World:
     """Two fleets of one group over one table; the group moves partitions when it likes."""
 
-    def __init__(self, seed: int, desk: type[Desk]) -> None:
+    def __init__(self, seed: int, ownership: type[Ownership]) -> None:
         self.chance = random.Random(seed)
-        self.make = desk
+        self.make = ownership
         self.table = Table()
-        self.desks = [(desk(), 0), (desk(), 0)]  # with the version that each knows
+        self.desks = [(ownership(), 0), (ownership(), 0)]  # with the version that each knows
         self.members = [Member(fleet) for fleet in (0, 0, 1)]
         self.committed = dict.fromkeys((T0, T1), 0)
         self.owner: dict[Source, Member] = {}
         self.generation = 0
         self.claimed: dict[Source, tuple[int, int]] = {}
 
-    def read(self, fleet: int) -> Desk:
-        desk = self.desks[fleet][0]
-        desk.learn(self.table.progress)
-        self.desks[fleet] = desk, self.table.version
-        return desk
+    def read(self, fleet: int) -> Ownership:
+        ownership = self.desks[fleet][0]
+        ownership.learn(self.table.progress)
+        self.desks[fleet] = ownership, self.table.version
+        return ownership
 
     def assign(self) -> None:
         """The group gives a partition to a member; who had it may not know."""
@@ -161,10 +161,10 @@ class World:
     def add(self, fleet: int, given: Hand) -> bool:
         """As the committer does it."""
         for _ in range(5):
-            desk, version = self.desks[fleet]
-            if desk.stale(given):
+            ownership, version = self.desks[fleet]
+            if ownership.stale(given):
                 return False
-            draft = desk.draft([given])
+            draft = ownership.draft([given])
             if version != self.table.version:  # another was first
                 self.read(fleet)
                 continue
@@ -180,8 +180,8 @@ class World:
             if self.chance.random() < 0.1:  # added, and the answer is lost
                 self.read(fleet)
                 continue
-            desk.learn(self.table.progress)
-            self.desks[fleet] = desk, self.table.version
+            ownership.learn(self.table.progress)
+            self.desks[fleet] = ownership, self.table.version
             return True
         return False
 
@@ -219,10 +219,10 @@ class World:
 
 def test_every_row_once_from_seeds() -> None:
     """Whatever dies, however late; offsets never run ahead of rows; who lost cannot add."""
-    each(lambda seed: World(seed, Desk).run(), range(150))
+    each(lambda seed: World(seed, Ownership).run(), range(150))
 
 
-class Forgetful(Desk):
+class Forgetful(Ownership):
     """Takes every row for a new one."""
 
     def draft(self, hands):
@@ -232,14 +232,14 @@ class Forgetful(Desk):
         )
 
 
-class Open(Desk):
+class Open(Ownership):
     """Lets everybody add."""
 
     def stale(self, hand):
         return []
 
 
-class Hasty(Desk):
+class Hasty(Ownership):
     """Takes all below the highest offset for done."""
 
     def draft(self, hands):

@@ -9,8 +9,8 @@ import pytest
 import weft
 from weft.cli import logs
 from weft.core.effects import Troubled
-from weft.runtime.member import telling
-from weft.runtime.member.telling import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, Telling, place_of
+from weft.runtime.member import run_log
+from weft.runtime.member.run_log import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, RunLog, place_of
 from weft.testing import run
 from weft.types import ErrorInfo, Record
 
@@ -34,18 +34,18 @@ class Work:
 
 @pytest.fixture
 def told(caplog):
-    """A telling at a time that the test sets, and what it wrote."""
+    """A run_log at a time that the test sets, and what it wrote."""
     caplog.set_level(logging.INFO, logger="weft")
     clock = [0.0]
 
     class Told:
-        telling = Telling(lambda: clock[0])
+        run_log = RunLog(lambda: clock[0])
 
         def fail(self, offset=0, kind="E", at=3, outcome="failed", handler="h", work=None):
             trace = TRACE.replace("line 3", f"line {at}")
             error = ErrorInfo(kind, "bad", trace)
             work = work or Work(offset, handler)
-            self.telling.trouble(Troubled(work, outcome, 1, error, work.record))
+            self.run_log.trouble(Troubled(work, outcome, 1, error, work.record))
             return work
 
         def at(self, seconds):
@@ -53,7 +53,7 @@ def told(caplog):
 
         def lines(self, *, last=False):
             caplog.clear()
-            self.telling.write(last=last)
+            self.run_log.write(last=last)
             return [record.weft for record in caplog.records]
 
     return Told()
@@ -110,7 +110,7 @@ def test_endless_kinds_become_one(told):
     """A handler whose errors are all different does not fill the memory, nor the log."""
     for number in range(KINDS_MAX + 50):
         told.fail(kind=f"E{number}")
-    assert len(told.telling._failures) == KINDS_MAX + 1
+    assert len(told.run_log._failures) == KINDS_MAX + 1
     assert len(told.lines()) == KINDS_MAX + 1
     assert sum(line["left_out"] for line in told.lines(last=True)) == 49
 
@@ -123,7 +123,7 @@ def test_the_traceback_of_the_last_attempt_is_written_once(told, caplog):
     failed, skipped = [logs.TextLines().format(record) for record in caplog.records]
     assert TRACE.rstrip() in failed
     assert "Traceback" not in skipped
-    assert skipped.endswith(telling.ABOVE)
+    assert skipped.endswith(run_log.ABOVE)
     work = told.fail(8, kind="F")
     told.fail(8, kind="G", at=9, outcome="parked", work=work)
     told.lines()
@@ -164,7 +164,7 @@ def test_the_place_is_the_innermost_line():
 def test_a_run_reports_what_failed(caplog, monkeypatch):
     """80 records whose handler raises: the log has the traceback, each outcome, and all counts."""
     caplog.set_level(logging.INFO, logger="weft")
-    monkeypatch.setattr(telling, "ALIKE_EVERY_S", 60.0)
+    monkeypatch.setattr(run_log, "ALIKE_EVERY_S", 60.0)
     app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
     @app.consume("t", retry=weft.Retry(attempts=2, delay_s=0.01), on_exhausted=weft.Skip())
@@ -186,8 +186,8 @@ def test_a_run_reports_what_failed(caplog, monkeypatch):
 @pytest.mark.parametrize(("count", "left_out"), [(9, 0), (10, 0), (11, 1)])
 def test_lines_without_room_are_counted(told, monkeypatch, count, left_out):
     """The limit of lines that wait: what comes beyond it is one line with a count."""
-    monkeypatch.setattr(telling, "LINES_MAX", 10)
+    monkeypatch.setattr(run_log, "LINES_MAX", 10)
     for number in range(count):
-        told.telling.say("info", f"line {number}")
+        told.run_log.line("info", f"line {number}")
     assert len(told.lines()) == count - left_out
     assert [line["count"] for line in told.lines()] == [left_out] * bool(left_out)
