@@ -94,8 +94,8 @@ def test_at_most_once_handles_nothing_twice(
 ) -> None:
     """Nothing is started twice; missed is at most what was marked, a slot's worth for each kill."""
     with scenario(chaos, "at_most_once", 620, kind=kind) as run:
-        run.produce(1500 * kills, keys=KEYS)
-        kill_and_restart(run, kills, 1500)
+        run.produce(6000 * kills, keys=KEYS)
+        kill_and_restart(run, kills, 6000)
         last = run.start()
         run.until(run.committed, 60, "everything committed")
         run.terminate(last)
@@ -129,9 +129,8 @@ def test_exactly_once_copies_each_record_once(
     with scenario(chaos, mode, 630) as run:
         run.plan.output = f"{run.plan.topic}-out"
         run.broker.create_topic(run.plan.output, 3)
-        each = 1500 if mode == "exactly_once" else 6000
-        run.produce(each * kills, keys=KEYS)
-        kill_and_restart(run, kills, each)
+        run.produce(6000 * kills, keys=KEYS)
+        kill_and_restart(run, kills, 6000)
         last = run.start()
         run.all_done(90)
         run.until(run.committed, 20, "everything committed")
