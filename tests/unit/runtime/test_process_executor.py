@@ -11,6 +11,7 @@ from tests.support.bench import Bench
 import weft
 from weft.core import states
 from weft.core.work import Work
+from weft.kafka.ports import OutMessage
 from weft.runtime.calls.processes import call_ends
 from weft.runtime.calls.processes import executor as module
 from weft.runtime.calls.processes.executor import STARTS_MAX, ProcessExecutor
@@ -406,17 +407,23 @@ def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
     assert work.failure.attempts == 2
 
 
-def test_a_record_that_is_handled_has_killed_no_worker(office: Any) -> None:
+@pytest.mark.parametrize("how", ["done", "outputs", "batch", "acked"])
+def test_a_record_that_is_handled_has_killed_no_worker(office: Any, how: str) -> None:
     """A later death over it, after a rebalance or a redo, is its first again."""
-    desk = office(retry=weft.Retry(attempts=50, delay_s=0))
+    batch = weft.Batch(max_records=1, linger_s=0, ack="explicit" if how == "acked" else "all")
+    more = {"batch": batch} if how in ("batch", "acked") else {}
+    desk = office(retry=weft.Retry(attempts=50, delay_s=0), **more)
     (work,) = desk.poll(1)
     desk.begin(work)
     desk.executor._died(desk.child)
     desk.bench.ticked()
     desk.executor._dispatch_now()
     desk.begin(work)
-    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
-    assert work.state == states.DONE
+    number = next(iter(desk.child.given))
+    outputs = [OutMessage("out", b"v", None)] if how == "outputs" else None
+    reply = Reply(number, "acked" if how == "acked" else "done", outputs)
+    desk.hear(desk.child, BatchReply(number, [reply], whole=True) if how == "batch" else reply)
+    assert work.state == (states.SENDING if how == "outputs" else states.DONE)
     assert desk.executor._deaths._counts == {}
 
 

@@ -48,9 +48,9 @@ class Deaths:
         error = ErrorInfo("WorkerDied", f"{died}, {deaths} of {DEATHS_MAX} times")
         return Failed(work, error, final)
 
-    def survived(self, work: Work) -> None:
-        """A worker has handled it: earlier deaths do not count any more."""
-        if self._counts:
+    def survived(self, work: Work, end: Ended | None) -> None:
+        """A worker has replied. Where it has handled the record, earlier deaths count no more."""
+        if self._counts and not isinstance(end, Failed | Unhandled):
             record = work.record
             self._counts.pop((record.topic, record.partition, record.offset), None)
 

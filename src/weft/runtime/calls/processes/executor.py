@@ -368,6 +368,7 @@ class ProcessExecutor(Executor):
             done = [] if reply.outputs else [work]
             ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
             self._plan.noted([work], Call(reply.began, reply.ended, None))
+            self._deaths.survived(work, None)
             self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
             return
         if reply.ended:
@@ -379,8 +380,8 @@ class ProcessExecutor(Executor):
             self._plan.ledger.repeats += reply.repeats
         self._spans.note(work.record, reply)
         end = end_of(work, reply)
+        self._deaths.survived(work, end)
         if end is None:
-            self._deaths.survived(work)
             self._door.done.append(work)
         else:
             self._door.ended.append(end)
@@ -399,6 +400,10 @@ class ProcessExecutor(Executor):
         done, ended = ends_of(item.works, message)
         call = Call(message.began, message.ended, message.returned)
         self._plan.noted(handled(done, ended), call)
+        for work in done:
+            self._deaths.survived(work, None)
+        for end in ended:
+            self._deaths.survived(end.work, end)
         self._door.batch_ended(item.works, done, ended, whole=message.whole, call=item.call)
 
     # -- death -------------------------------------------------------------------------------------
