@@ -17,7 +17,7 @@ from weft.cli import cluster
 from weft.cli.dlq_box import Bar, Where, bar, connected, cut, parse_where
 from weft.cli.load import load_module
 from weft.cli.topics import check_topic
-from weft.dlq.plan import STALE, Plan, Rules, Stale
+from weft.dlq.plan import STALE, Plan, Rules, Stale, read_by
 from weft.dlq.refails import Careful
 from weft.dlq.replay import Outcome, Repair, Replay, Wanted, group_of
 from weft.errors import ConfigError, Reject
@@ -225,9 +225,7 @@ def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
     more = f" and {len(types) - TYPES_SHOWN} more types" if len(types) > TYPES_SHOWN else ""
     typer.echo(f"{counted(len(plan.going), 'letter')} to send" + (f": {named}{more}" * bool(types)))
     for topic, names in readers.items():
-        typer.echo(
-            f"  to {topic}, which {', '.join(names) or 'no group'} read{'s' * (len(names) < 2)}"
-        )
+        typer.echo(f"  {read_by(topic, names)}")
     if plan.stale:
         done = {"skip": "left out", "replay": "sent all the same"}.get(
             wanted.rules.stale or "", "left out" if wanted.rules.stale else "--stale decides"

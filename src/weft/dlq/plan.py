@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -72,6 +72,11 @@ class Plan:
         """How many are stale, as text."""
         count = f"{self.stale:,} of {self.eligible:,}"
         return f"{count} letters would run after newer records of their key"
+
+
+def read_by(topic: str, groups: Collection[str]) -> str:
+    """Where letters go and which groups read there, as text."""
+    return f"to {topic}, which {', '.join(groups) or 'no group'} read{'s' * (len(groups) < 2)}"
 
 
 class Progress:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from weft import guard
 from weft.account.shown import counted, shown_text
-from weft.dlq.plan import STALE, Plan, Rules, Stale
+from weft.dlq.plan import STALE, Plan, Rules, Stale, read_by
 from weft.dlq.replay import Limits, Outcome, Replay, Wanted, group_of
 from weft.errors import ConfigError, WeftError
 from weft.kafka.ports import KafkaUnavailable
@@ -141,7 +141,7 @@ class Replays:
         asked = given
         action = asked["action"]
         if action in ("look", "go"):
-            topic, goes = asked.get("topic"), asked["action"] == "go"
+            topic, goes = asked.get("topic"), action == "go"
             known = sorted(self._letters())
             if topic not in known:
                 names = ", ".join(known) or "none"
@@ -287,9 +287,7 @@ def _would(plan: Plan, readers: Mapping[str, Collection[str]], stale: Stale | No
         )
         lines.append(f"of {counted(len(keys), 'key')}: {_named(keys, KEYS_SHOWN, 'keys')}")
     for topic, names in readers.items():
-        lines.append(
-            f"to {topic}, which {', '.join(names) or 'no group'} read{'s' * (len(names) < 2)}"
-        )
+        lines.append(read_by(topic, names))
     if plan.stale:
         done = {None: "choose", "replay": "sent all the same"}.get(stale, "left out")
         lines.append(f"{plan.staleness()}: {done}")

@@ -131,9 +131,9 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
             (row["topic"], row.get("handler"), row["place"], hangs, error.get("type")), []
         ).append(row)
     least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
-    found = []
+    ranked, found = _causes_of(shot), []
     for first, *alike in list(kinds.values())[:WORST]:
-        one = _after_its_cause(_causes_of(shot), first, _of_blocker(shot, first, member))
+        one = _after_its_cause(ranked, first, _of_blocker(shot, first, member))
         more = f"{least}{len(alike):,} more of this topic"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found

@@ -208,11 +208,7 @@ class Control:
             words = [f"{order.action} {what(order)}", settings, here]
             return self._would(order, handler, ": ".join(filter(None, words)), until)
         here = settings or here
-        mine, *others = (
-            (o.action, o.topic, o.handler, sorted(o.settings))
-            for o in (order, *(one.order for one in self._force))
-        )
-        alike = [one for one, its in zip(self._force, others, strict=True) if its == mine]
+        alike = [one for one in self._force if _same(one.order, order)]
         if len(self._force) >= IN_FORCE_MAX and not alike:
             raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
         self._force = [one for one in self._force if one not in alike]
@@ -304,6 +300,12 @@ def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
         return declared, f"has a ledger with connections for {declared} calls until a restart"
     limit = CONCURRENCY_MAX if plan.kind == "async" else THREADS_MAX
     return limit, f"runs at most {limit:,} calls ({plan.kind})"
+
+
+def _same(one: Order, other: Order) -> bool:
+    """The later one replaces the earlier one."""
+    mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
+    return mine == its
 
 
 def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
