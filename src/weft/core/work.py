@@ -253,6 +253,12 @@ def size_bytes(text: str) -> int:
     return TEXT_OVERHEAD_BYTES + len(text) * (1 if text.isascii() else 4) if text else 0
 
 
+def last_frame(traceback: str) -> str:
+    """Where the error was raised: the file, line and function of the innermost frame."""
+    begin = traceback.rfind('  File "')
+    return traceback[begin : traceback.find("\n", begin)] if begin >= 0 else ""
+
+
 class HeldBy(NamedTuple):
     """A command that holds a lane or a record."""
 
@@ -363,10 +369,7 @@ class Failure:
             return self.known_hash
         if self._hash is None:
             kind, _, before, after = self._error
-            trace = before or after
-            begin = trace.rfind('  File "')
-            last = trace[begin : trace.find("\n", begin)] if begin >= 0 else ""  # frame
-            self._hash = error_hash(kind, last)
+            self._hash = error_hash(kind, last_frame(before or after))
         return self._hash
 
     @property

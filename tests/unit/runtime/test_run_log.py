@@ -9,8 +9,9 @@ import pytest
 import weft
 from weft.cli import logs
 from weft.core.effects import Troubled
+from weft.core.work import last_frame
 from weft.runtime.member import run_log
-from weft.runtime.member.run_log import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, RunLog, place_of
+from weft.runtime.member.run_log import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, RunLog
 from weft.testing import run
 from weft.types import ErrorInfo, Record
 
@@ -157,8 +158,8 @@ def test_given_up_records_are_summed_up(told):
 
 def test_the_place_is_the_innermost_line():
     """Of a traceback; nothing where there is none."""
-    assert place_of(TRACE) == '  File "a.py", line 3, in f'
-    assert place_of("") == ""
+    assert last_frame(TRACE) == '  File "a.py", line 3, in f'
+    assert last_frame("") == ""
 
 
 def test_a_run_reports_what_failed(caplog, monkeypatch):

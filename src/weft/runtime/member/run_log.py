@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from weft.account.shown import shown_key, shown_text
 from weft.core import effects as fx
-from weft.core.work import Work
+from weft.core.work import Work, last_frame
 from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
@@ -180,7 +180,7 @@ class RunLog:
     def _failed(self, effect: fx.Troubled, raised: BaseException) -> None:
         """Log a failed attempt: one per ten seconds for each handler, error type and place."""
         error, handler = effect.error, effect.work.partition.handler.name
-        kind: Hashable = (handler, error.type, place_of(error.traceback))
+        kind: Hashable = (handler, error.type, last_frame(error.traceback))
         now = self._clock()
         alike = self._failures.get(kind)
         if alike is None:
@@ -244,12 +244,6 @@ def _keep(kept: dict[Work, T], work: Work, value: T) -> None:
     while len(kept) >= RAISED_MAX:
         del kept[next(iter(kept))]
     kept[work] = value
-
-
-def place_of(traceback: str) -> str:
-    """The innermost line of a traceback: where the error was raised."""
-    start = traceback.rfind('  File "')
-    return traceback[start : traceback.find("\n", start)] if start >= 0 else ""
 
 
 def _where(effect: fx.Troubled) -> dict[str, Any]:
