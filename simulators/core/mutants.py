@@ -84,9 +84,9 @@ def _holes_dropped(original: Any) -> Any:
     return snapshot
 
 
-@mutant(Endings, "_dead_letter_answered", "S2", "S1", first_seed=52)
+@mutant(Endings, "_no_dead_letter", "S2", "S1", first_seed=52)
 def _dead_letter_refusal_ignored(original: Any) -> Any:
-    return lambda self, record, failure, sent, _error: original(self, record, failure, sent, None)
+    return lambda self, work, _failure, _error: self.handled(work)
 
 
 @mutant(Endings, "_split", "S1", "S3", first_seed=601)

@@ -260,11 +260,9 @@ class Commands:
             return _row(partition, command, "held", command.reason, offset)
         if work.state == states.RETRYING:
             partition.retried(work)
-            work.move(states.QUEUED)
-            hold(self._state, work, by, own=own)
         else:
             self._take_out(work)
-            hold(self._state, work, by, own=own)
+        hold(self._state, work, by, own=own)
         return _row(partition, command, "held", command.reason, offset)
 
     def _take_out(self, work: Work) -> None:
@@ -344,7 +342,6 @@ class Commands:
             partition.unpark(work)
         elif work.state == states.RETRYING:
             partition.retried(work)
-            work.move(states.QUEUED)
         else:
             self._take_out(work)
         following = work.next

@@ -136,17 +136,14 @@ class Endings:
 
         It is not known which record is at fault, so it costs none of them an attempt.
         """
-        handler = work.partition.handler
-        handler.failures += 1
-        failure = self._count(work, failed.error)
+        failure = self._attempt_failed(work, failed.error)
         failure.shared += 1
-        self._state.trouble(work, "failed", failed.error)
         failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
             hold_behind(self._state, work)
         else:
-            retry, good_calls = work.retry, handler.good_calls
+            retry, good_calls = work.retry, work.partition.handler.good_calls
             self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
 
     def _outputs_refused(self, work: Work, error: ErrorInfo, *, ordered: bool) -> None:
@@ -167,12 +164,6 @@ class Endings:
         self._failed(work, Failed(work, error))
         if work.failure is not None:
             work.failure.batch_max = min(1, count)
-
-    def _requeue(self, work: Work, failure: Failure) -> None:
-        """Back into its lane, where an earlier record goes first."""
-        work.try_again(failure)
-        work.partition.charge_failure(work, failure)
-        work.move(states.QUEUED)
 
     def _late(self, work: Work) -> None:
         """An attempt of an epoch that has ended: counted and dropped; its lane may continue."""
@@ -201,11 +192,11 @@ class Endings:
             return
         partition.sent()
         failure = work.failure
-        if failure is not None and failure.given_up is not None:
-            self._dead_letter_answered(work, failure, sent, error)
-        elif error is None:
+        if error is None:
             work.outputs = sent
             self.handled(work)
+        elif failure is not None and failure.given_up is not None:
+            self._no_dead_letter(work, failure, error)
         else:
             self._outputs_refused(work, error, ordered=True)
 
@@ -241,10 +232,12 @@ class Endings:
 
     # -- failure -------------------------------------------------------------------------------
 
-    def _count(self, work: Work, error: ErrorInfo) -> Failure:
-        """Count one more failed attempt; the kept data is charged to the buffers."""
+    def _attempt_failed(self, work: Work, error: ErrorInfo) -> Failure:
+        """Count and report one more failed attempt; the kept data is charged to the buffers."""
+        work.partition.handler.failures += 1
         failure = work.fail(self._state.now, error, self._state.texts)
         work.partition.charge_failure(work, failure)
+        self._state.trouble(work, "failed", error)
         return failure
 
     def _waits(self, work: Work, failed: Failed, *, behind: bool = False) -> None:
@@ -252,24 +245,19 @@ class Endings:
 
         `behind`: another record of its lane and batch goes first.
         """
-        outages = self._state.outages
-        work.partition.handler.failures += 1
-        failure = self._count(work, failed.error)
-        self._state.trouble(work, "failed", failed.error)
-        alone_s = outages.failed(work, failed.error)
+        failure = self._attempt_failed(work, failed.error)
+        failure.shared += 1
+        alone_s = self._state.outages.failed(work, failed.error)
         if behind:
-            failure.shared += 1
             self._requeue(work, failure)
             hold_behind(self._state, work)
         elif alone_s is not None:
-            failure.shared += 1
             self._retry(work, failure, alone_s)
         else:
             self._again(work, failure)
 
     def _again(self, work: Work, failure: Failure) -> None:
-        """The attempt costs nothing; the next one starts when the handler may start something."""
-        failure.shared += 1
+        """The next attempt starts as soon as the handler may start something."""
         work.shed()
         self._requeue(work, failure)
         self._continue(work, failure)
@@ -279,24 +267,20 @@ class Endings:
         if failed.away and not redone and not self._state.outages.is_charged(work):
             self._waits(work, failed)
             return
-        handler = work.partition.handler
-        handler.failures += 1
-        failure = self._count(work, failed.error)
-        self._state.trouble(work, "failed", failed.error)
+        failure = self._attempt_failed(work, failed.error)
         if redone:
             again.failed(self._state, work, failed.error)
             return
-        retry = work.retry
-        own = failure.attempts - failure.shared
-        spent = retry.attempts is not None and own >= retry.attempts
-        if failed.final or spent:
-            if handler.flood is not None and self._state.outages.is_spared(work, failed.error):
-                self._again(work, failure)
-                return
+        allowed, braked = work.retry.attempts, work.partition.handler.flood is not None
+        spent = allowed is not None and failure.attempts - failure.shared >= allowed
+        if not (failed.final or spent):
+            self._retry(work, failure, failed.delay_s)
+        elif braked and self._state.outages.is_spared(work, failed.error):
+            failure.shared += 1
+            self._again(work, failure)
+        else:
             failure.exhausted_by = "attempts" if spent else "rejected"
             self._exhausted(work, failure, failed.error)
-        else:
-            self._retry(work, failure, failed.delay_s)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.retry, work, asked_s)
@@ -326,8 +310,16 @@ class Endings:
                 self._state.retries.add(self._state.now + TURN_WAIT_S, work)
                 continue
             self._requeue(work, failure)
-            partition.retried(work)
             self._continue(work, failure)
+
+    def _requeue(self, work: Work, failure: Failure) -> None:
+        """It waits for its next attempt in its lane, at the head or behind an earlier record."""
+        work.try_again(failure)
+        work.partition.charge_failure(work, failure)
+        if work.state == states.RETRYING:
+            work.partition.retried(work)
+        else:
+            work.move(states.QUEUED)
 
     def _continue(self, work: Work, failure: Failure) -> None:
         """Its wait is over: it may start again, or is given up if its attempts are used up."""
@@ -401,7 +393,6 @@ class Endings:
             return
         decision.asked = 0
         work.partition.retried(work)
-        work.move(states.QUEUED)
         decision.retries += isinstance(outcome, Retry)
         if isinstance(outcome, Retry) and decision.retries > DECIDED_RETRIES_MAX:
             what = f"on_exhausted returned Retry more than {DECIDED_RETRIES_MAX} times"
@@ -448,6 +439,16 @@ class Endings:
         letter = fx.SendDeadLetter(work, topic, failure.error)
         self._delivery(work).send_dead_letter(work, letter)
 
+    def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
+        """The broker refuses the dead letter: the record gets this error, and is parked."""
+        work.outputs = None
+        failure.given_up = None
+        failure.exhausted_by = "other"
+        failure.keep(error)
+        failure.note(self._state.now, f"dead letter refused: {error.message[:200]}")
+        self._state.refused_at = self._state.now
+        self._park(work, failure)
+
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
         self._set_release(work, failure)
@@ -470,7 +471,6 @@ class Endings:
         assert failure is not None
         if work.state == states.RETRYING:
             partition.retried(work)
-            work.move(states.QUEUED)
         partition.shelves.let_go(work)
         failure.given_up = "skipped"
         failure.note(self._state.now, "it is not in the log any more")
@@ -538,10 +538,10 @@ class Endings:
         """It starts with what is remembered of it, and waits for the rest of its delay."""
         partition, now = work.partition, self._state.now
         known = partition.memory.unless_released(known, partition.lanes.key_of(work.record))
-        due = None
+        until = None
         if known.until_s is not None:  # a commit may not delay a record longer than its cause could
-            due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
-        released_at, timed = self._released_at(work, due), work.exported_in_time
+            until = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
+        released_at, timed = self._released_at(work, until), work.exported_in_time
         if known.parked and released_at is not None and released_at <= now and not timed:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
@@ -554,42 +554,20 @@ class Endings:
             failure.exhausted_by = ""  # after a fix and a restart it must be tried again
         elif not known.parked and allowed is not None and known.attempts >= allowed:
             failure.exhausted_by = failure.exhausted_by or "attempts"
-        waits = known.parked or failure.exhausted_by or (due is not None and due > now)
+        due = now if until is None else until
+        held = known.held and due > now
         partition.charge_failure(work, failure)
-        if not waits:
+        if not (known.parked or failure.exhausted_by or due > now):
             self._join(work)
             return
         partition.lanes.join_waiting(work)
         if known.parked:
-            self._set_release(work, failure, due)
+            self._set_release(work, failure, until)
             partition.park(work)
-            self._state.put_away(work)
         else:
+            failure.own_due, failure.held_until = (now, due) if held else (due, 0.0)
             # An exhausted record is given up immediately, unless it is held.
-            held = known.held and due is not None and due > now
-            failure.own_due = now if due is None or held else due
-            failure.held_until = due if held and due is not None else 0.0
-            soon = due is None or (failure.exhausted_by and not held)
-            self._state.retries.add(now if soon or due is None else due, work)
+            self._state.retries.add(now if failure.exhausted_by and not held else due, work)
             partition.retry(work, held=held)
-            if held:
-                self._state.put_away(work)
-
-    def _dead_letter_answered(
-        self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None
-    ) -> None:
-        if error is not None:
-            self._no_dead_letter(work, failure, error)
-            return
-        work.outputs = sent
-        self.handled(work)
-
-    def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
-        """The broker refuses the dead letter: the record gets this error, and is parked."""
-        work.outputs = None
-        failure.given_up = None
-        failure.exhausted_by = "other"
-        failure.keep(error)
-        failure.note(self._state.now, f"dead letter refused: {error.message[:200]}")
-        self._state.refused_at = self._state.now
-        self._park(work, failure)
+        if known.parked or held:
+            self._state.put_away(work)

@@ -297,7 +297,8 @@ class Partition:
             self.memory.keep(work)
 
     def retried(self, work: Work) -> None:
-        """The delay of one of them, or its hold, is over."""
+        """Its delay, or its hold, is over: it is queued again."""
+        work.move(states.QUEUED)
         self.retrying -= 1
         if work.failure is not None and work.failure.held:
             work.failure.held = False

@@ -217,7 +217,6 @@ class Valve:
                     assert following.failure is not None
                     export.came = following.failure.exhausted_by
                     partition.retried(following)
-                    following.move(states.QUEUED)
                 partition.lanes.behind.add(following)
                 park_with_lane(self._state, following)
                 export.parked, export.known = following, None
