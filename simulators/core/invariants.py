@@ -168,7 +168,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
     lanes = partition.lanes
     heads = [*lanes.ready, *lanes.far.values(), *lanes.aside.values(), *lanes.unpaid.values()]
-    heads += [work for work in partition.lanes.held.values() if work is not None]
+    heads += [work for work in partition.lanes.occupied.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
         queued = work.state == states.QUEUED or work in partition.lanes.behind
@@ -192,7 +192,7 @@ def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -
     kept = partition.lanes
     waiting = {id(w) for w in (*kept.ready, *kept.far.values(), *kept.aside.values())}
     waiting |= {id(work) for work in kept.unpaid.values()}
-    waiting |= {id(work) for work in kept.held.values()}
+    waiting |= {id(work) for work in kept.occupied.values()}
     waiting |= {id(work) for work in kept.wanted}
     for work in works:
         if work.state == states.QUEUED:

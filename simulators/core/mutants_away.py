@@ -38,7 +38,7 @@ def _brake_spares_nothing(original: Any) -> Any:
     return brake
 
 
-@mutant(Outages, "_let_go", "S1", "L1", "L2", "L4", first_seed=profiles.AWAY)
+@mutant(Outages, "_readmit", "S1", "L1", "L2", "L4", first_seed=profiles.AWAY)
 def _end_of_an_outage_forgets_what_waits(original: Any) -> Any:
     return lambda _self, _outage: None
 

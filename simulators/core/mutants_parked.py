@@ -35,7 +35,7 @@ def _what_comes_of_a_held_lane_is_kept(original: Any) -> Any:
 @mutant(Endings, "_continue", "S1", "structure", first_seed=profiles.PARKED)
 def _starts_without_its_bytes_when_its_hold_is_over(original: Any) -> Any:
     def go_on(self: Endings, work: Work, failure: Any) -> None:
-        work.partition.shelves.let_go(work)
+        work.partition.shelves.drop(work)
         original(self, work, failure)
 
     return go_on

@@ -327,16 +327,16 @@ def copies(
             kept(p.offsets.incomplete.values()),
             list(p.commit.marked.values()) if p.commit.marked else (),
             (
-                dict(p.lanes.held) if p.lanes.held else {},
+                dict(p.lanes.occupied) if p.lanes.occupied else {},
                 {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
                 gathered[p] if gathered else 0,
                 not_begun[p] if not_begun else 0,
                 len(p.again),
                 sum(
                     head is not None and head.state == states.QUEUED
-                    for head in p.lanes.held.values()
+                    for head in p.lanes.occupied.values()
                 )
-                if p.lanes.held
+                if p.lanes.occupied
                 else 0,
                 _exported(p) if p.exports else None,
             ),
@@ -428,4 +428,4 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "outage"
     if partition.lanes.is_unpaid(work):
         return "budget"
-    return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"
+    return "held" if any(head is work for head in partition.lanes.occupied.values()) else "behind"

@@ -206,7 +206,7 @@ class Commands:
             what = "it is not in its topic (any more)"
         elif any(work.record.offset == offset for work in partition.again):
             what = _UNDER_WAY.format("handled again")
-        elif lanes.key_of(record) in lanes.held:
+        elif lanes.key_of(record) in lanes.occupied:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
         elif hold_of(self._state, partition, record) is not None:
             what = HELD
@@ -267,20 +267,10 @@ class Commands:
 
     def _take_out(self, work: Work) -> None:
         """Remove a queued record from where it would start, or from its chain."""
-        lanes, offset = work.partition.lanes, work.record.offset
-        if work.partition.shelves.want(work, on=False):
+        lanes, shelves = work.partition.lanes, work.partition.shelves
+        if shelves.want(work, on=False) or lanes.take_out(work) or self._batching.take_out(work):
             return
-        if lanes.far.get(offset) is work:
-            del lanes.far[offset]
-        elif lanes.is_aside(work):
-            lanes.drop_aside(work)
-        elif lanes.is_unpaid(work):
-            del lanes.unpaid[offset]
-        elif not self._batching.take_out(work):
-            try:
-                lanes.ready.remove(work)
-            except ValueError:
-                lanes.behind.add(work)
+        lanes.behind.add(work)
 
     def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
@@ -326,7 +316,7 @@ class Commands:
         if first is not work:
             what = f"offset {first.record.offset} of its lane comes first"
             return _row(partition, command, "refused", what, offset)
-        if key in partition.lanes.held or work in partition.lanes.behind:
+        if key in partition.lanes.occupied or work in partition.lanes.behind:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
             return _row(partition, command, "refused", what, offset)
         row = _row(partition, command, "skipped", command.reason, offset)
@@ -348,7 +338,7 @@ class Commands:
         if following is not None and following.state == states.QUEUED:
             hold_behind(state, following)
         failure = work.failure = work.failure or Failure(state.texts)
-        partition.shelves.let_go(work)
+        partition.shelves.drop(work)
         failure.given_up = "skipped"
         failure.note(state.now, f"skipped: {reason}")
         if failure.error is None:

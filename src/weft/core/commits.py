@@ -315,25 +315,18 @@ class Commits:
         commit, now, retry_s = partition.commit, self._state.now, self._state.limits.commit_retry_s
         sent = commit.refused(now + retry_s)
         self._state.count("commits_refused")
-        if answer.verdict == "too_large" and sent.rider_chars:  # drop the rider first
-            partition.memory.barred = True
+        if answer.verdict == "too_large":
+            what, limit = "commit metadata refused as too large", {}
+            if sent.rider_chars:  # drop the rider first
+                partition.memory.barred = True
+                what += ", attempts and parked records are not stored"
+            else:
+                commit.shrink_map(len(sent.metadata))
+                limit["next_limit_chars"] = commit.map_limit
             self._state.note(
-                "warning",
-                "commit metadata refused as too large, attempts and parked records are not stored",
-                topic=partition.topic,
-                partition=partition.number,
+                "warning", what, topic=partition.topic, partition=partition.number, **limit,
                 next="raise offset.metadata.max.bytes on the broker to 4096",
-            )
-        elif answer.verdict == "too_large":
-            commit.shrink_map(len(sent.metadata))
-            self._state.note(
-                "warning",
-                "commit metadata refused as too large",
-                topic=partition.topic,
-                partition=partition.number,
-                next_limit_chars=commit.map_limit,
-                next="raise offset.metadata.max.bytes on the broker to 4096",
-            )
+            )  # fmt: skip
         elif answer.verdict == "stop":
             self._state.fail(f"commit refused for {partition!r}: {answer.reason}")
         elif answer.verdict == "gone":

@@ -166,20 +166,18 @@ class Endings:
             work.failure.batch_max = min(1, count)
 
     def _late(self, work: Work) -> None:
-        """An attempt of an epoch that has ended: counted and dropped; its lane may continue."""
-        partition = work.partition
-        partition.handler.superseded += 1
-        self._state.count("late_completions")
-        self._state.report(work, "superseded")
-        self.release_orphan(work)
+        """An attempt of an epoch that has ended: counted and dropped.
 
-    def release_orphan(self, work: Work) -> None:
-        """The lane that waited for this old attempt continues in the current epoch."""
-        if not self._state.let_go(work):
+        A lane that waited for it continues in the current epoch.
+        """
+        state, partition = self._state, work.partition
+        partition.handler.superseded += 1
+        state.count("late_completions")
+        state.report(work, "superseded")
+        if not state.end_orphan(work):
             return
-        present = self._state.partitions.get((work.record.topic, work.record.partition))
-        key = work.partition.lanes.key_of(work.record)
-        if present is not None and present.lanes.let_go(key):
+        present = state.partitions.get((partition.topic, partition.number))
+        if present is not None and present.lanes.vacate(partition.lanes.key_of(work.record)):
             present.handler.enlist(present)
 
     # -- success -------------------------------------------------------------------------------
@@ -471,7 +469,7 @@ class Endings:
         assert failure is not None
         if work.state == states.RETRYING:
             partition.retried(work)
-        partition.shelves.let_go(work)
+        partition.shelves.drop(work)
         failure.given_up = "skipped"
         failure.note(self._state.now, "it is not in the log any more")
         if failure.error is None:  # it arrived parked
@@ -518,7 +516,7 @@ class Endings:
         if export is not None and export.awaits(work):
             if known is not None:
                 work.resume(known.attempts, self._state.texts)
-            partition.lanes.join_waiting(work)
+            partition.lanes.join_one(work, waits=True)
             park_with_lane(self._state, work)
         elif known is None:
             self._join(work)
@@ -529,7 +527,7 @@ class Endings:
         """The record joins its lane; it waits if the lane is held."""
         lanes, held = work.partition.lanes, hold_of(self._state, work.partition, work.record)
         if held is not None and lanes.is_next(work):
-            lanes.join_waiting(work)
+            lanes.join_one(work, waits=True)
             hold(self._state, work, held)
         else:
             lanes.join([work])
@@ -560,7 +558,7 @@ class Endings:
         if not (known.parked or failure.exhausted_by or due > now):
             self._join(work)
             return
-        partition.lanes.join_waiting(work)
+        partition.lanes.join_one(work, waits=True)
         if known.parked:
             self._set_release(work, failure, until)
             partition.park(work)

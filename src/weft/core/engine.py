@@ -420,11 +420,11 @@ class Engine:
         self.state.handlers[handler].grant_ahead(count)
         self._turn()
 
-    def let_go(self, now: float, handlers: Collection[int]) -> None:
-        """Records of these handlers no longer wait for a probe (`Hold`, `Brake`)."""
+    def end_outages(self, now: float, handlers: Collection[int]) -> None:
+        """An operator ends all outages of these handlers: nothing waits for a probe any more."""
         self.state.now = now
         for index in handlers:
-            self.state.outages.let_all_go(self.state.handlers[index])
+            self.state.outages.end_all(self.state.handlers[index])
         self._turn()
 
     def obey(self, now: float, commands: Sequence[Command], unix_s: float) -> None:

@@ -176,9 +176,9 @@ class EngineState:
         if not partition.commit.claims:
             self.claiming.pop(partition, None)
 
-    def hold_lanes(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
+    def orphan(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
         """These attempts outlive their epoch: their lanes wait for them in the next one."""
-        # Lanes held since older epochs stay held by the attempt that runs there.
+        # Lanes occupied since older epochs stay so, by the attempt that runs there.
         if running:
             self.orphans.setdefault(where, {}).update(running)
 
@@ -195,9 +195,9 @@ class EngineState:
         else:
             self.shelving.pop(partition, None)
 
-    def let_go(self, work: Work) -> bool:
+    def end_orphan(self, work: Work) -> bool:
         """Such an attempt has ended; False if its lane waits for another one, or for none."""
-        where = (work.record.topic, work.record.partition)
+        where = (work.partition.topic, work.partition.number)
         orphans = self.orphans.get(where, {})
         key = work.partition.lanes.key_of(work.record)
         if orphans.get(key) is not work:

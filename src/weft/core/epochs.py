@@ -124,7 +124,7 @@ class Epochs:
             work.move(states.SUPERSEDED)
         self._batching.forget(partition)
         self._state.retries.forget()
-        self._state.hold_lanes((partition.topic, partition.number), running)
+        self._state.orphan((partition.topic, partition.number), running)
         again.lose(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")

@@ -5,17 +5,17 @@ in `tails`. Only the head may be anywhere but in the chain::
 
     head ──next──► work ──next──► work        tails[key] = the last one
       │
-      ├ ready    may start, oldest first              ├ held     an old epoch's attempt still runs
+      ├ ready    may start, oldest first              ├ occupied   an old epoch's attempt runs
       ├ far      the offset map has no room for it    │
       ├ aside    an outage (`hold=`)                  └ or it has started: see its state
       └ unpaid   its budget lets others start first
 
 Invariants (`simulators/core/invariants.py` recounts them):
 
-1. A queued head is in exactly one of `ready`, `far`, `aside`, `unpaid`, `held` or an open batch
+1. A queued head is in exactly one of `ready`, `far`, `aside`, `unpaid`, `occupied` or an open batch
    (batching.py), and no other record of its lane is in any: that is the key order.
-2. `ready`, `far`, `aside` and `unpaid` hold queued records only; in `held` a lane may wait without
-   a head.
+2. `ready`, `far`, `aside` and `unpaid` hold queued records only; in `occupied` a lane may wait
+   without a head.
 3. A record without a key, or with ordering="unordered", is a separate lane and in no `tails`.
 4. In a batch call several records of a lane run together; `Call.order` has each one's predecessor,
    and the lane continues past the last of them (`_skip_finished`).
@@ -51,7 +51,7 @@ class Lanes:
 
     _ordering: Ordering
     #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
-    held: dict[LaneKey, Work | None] = field(default_factory=dict)
+    occupied: dict[LaneKey, Work | None] = field(default_factory=dict)
     #: lane key -> the last record of that lane
     tails: dict[LaneKey, Work] = field(default_factory=dict)
     #: heads of lanes that may start, oldest first
@@ -91,9 +91,9 @@ class Lanes:
 
     def join(self, works: Sequence[Work]) -> None:
         """Records that arrived, ascending: each goes to the end of its lane."""
-        if self.held:
+        if self.occupied:
             for work in works:
-                self._join_one(work)
+                self.join_one(work)
         elif self._ordering == KEY:
             self._join_by_key(works)
         elif self._ordering == UNORDERED:
@@ -119,16 +119,16 @@ class Lanes:
                 if tail.charge is not None:
                     self._charge(work, tail.charge)
 
-    def _join_one(self, work: Work, *, waits: bool = False) -> None:
-        """The same for one record, whose lane an old attempt may hold.
+    def join_one(self, work: Work, *, waits: bool = False) -> None:
+        """The same for one record, whose lane an old attempt may occupy.
 
-        `waits`: it may not start when its turn comes.
+        `waits`: it may not start when its turn comes, and its lane waits for it then.
         """
         key = self.key_of(work.record)
         if not isinstance(key, int):
             self._append(key, work, waits=waits)
-        elif key in self.held:  # a separate lane: not in `tails`
-            self.held[key] = work
+        elif key in self.occupied:  # a separate lane: not in `tails`
+            self.occupied[key] = work
             if waits:
                 self.behind.add(work)
         elif not waits:
@@ -145,10 +145,6 @@ class Lanes:
         # One that failed may be given up without another call, and then the lane continues.
         return tail.state == states.RETRYING and tail.failure is not None and not tail.failure.held
 
-    def join_waiting(self, work: Work) -> None:
-        """Add a record that may not start when its turn comes: then its lane waits for it."""
-        self._join_one(work, waits=True)
-
     def _append(self, key: LaneKey, work: Work, *, waits: bool = False) -> None:
         tail = self.tails.get(key)
         self.tails[key] = work
@@ -156,8 +152,8 @@ class Lanes:
             tail.next = work
             if tail.charge is not None:
                 self._charge(work, tail.charge)
-        elif key in self.held:
-            self.held[key] = work
+        elif key in self.occupied:
+            self.occupied[key] = work
         else:
             if not waits:
                 self.ready.append(work)
@@ -169,7 +165,7 @@ class Lanes:
         """The lane has continued past this record (exactly_once): it goes to the lane's end."""
         self.discharge(work)
         work.next = None
-        self._join_one(work)
+        self.join_one(work)
 
     def discharge(self, work: Work) -> None:
         """The budget of failing records no longer pays for a record that its lane has passed."""
@@ -192,13 +188,7 @@ class Lanes:
         if head is None:
             if not isinstance(key, int):
                 self.tails[key] = work
-        elif self.far.get(head.record[2]) is head:
-            del self.far[head.record[2]]
-        elif self.is_unpaid(head):
-            del self.unpaid[head.record[2]]
-        elif head in self.ready:
-            self.ready.remove(head)
-        else:
+        elif self.is_aside(head) or not self.take_out(head):
             return False
         if head is not None:
             work.next = head
@@ -217,6 +207,18 @@ class Lanes:
             ready.clear()
             return works
         return [take_one() for _ in range(most)]
+
+    def take_out(self, work: Work) -> bool:
+        """Remove a queued head from where it waits for its start; False if it is not there."""
+        offset = work.record[2]
+        for place in (self.far, self.aside, self.unpaid):
+            if place.get(offset) is work:
+                del place[offset]
+                return True
+        if work not in self.ready:
+            return False
+        self.ready.remove(work)
+        return True
 
     def leave(self, work: Work) -> bool:
         """The record leaves the head of its lane; True if that makes the next one ready."""
@@ -283,9 +285,9 @@ class Lanes:
         self.tails[key] = last
         return cut
 
-    def let_go(self, key: LaneKey) -> bool:
-        """The old attempt that held this lane has ended; True if that makes its head ready."""
-        head = self.held.pop(key, None)
+    def vacate(self, key: LaneKey) -> bool:
+        """The attempt of an old epoch has ended; True if that makes the lane's head ready."""
+        head = self.occupied.pop(key, None)
         if head is None:
             return False
         if head.state != states.QUEUED:
@@ -315,7 +317,7 @@ class Lanes:
         self.aside.clear()
         self.unpaid.clear()
         self._far_order.clear()
-        self.held.clear()
+        self.occupied.clear()
         self.behind.clear()
         self.shelves.clear()
         self.wanted.clear()
@@ -354,10 +356,6 @@ class Lanes:
     def is_aside(self, work: Work) -> bool:
         """Whether it was put aside and still waits there."""
         return self.aside.get(work.record[2]) is work
-
-    def drop_aside(self, work: Work) -> None:
-        """It leaves for another place."""
-        del self.aside[work.record[2]]
 
     def readmit(self, work: Work) -> None:
         """It is ready again."""

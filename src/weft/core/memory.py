@@ -156,37 +156,36 @@ class Memory:
         if not self._sorted:
             self._order = sorted(self._known)
             self._sorted = True
+
+        def is_gone(offset: int, entry: Remembered | Work) -> bool:
+            if isinstance(entry, Remembered):
+                return offset < position and offset not in away
+            return entry.state in GONE
+
         found: list[Remembered] = []
         gone, taken, self.unseen = 0, 0, 0
         for place, offset in enumerate(self._order, 1):
             entry = self._known[offset]
-            if isinstance(entry, Remembered):
-                shown = entry if offset >= position or offset in away else None
-                gone += shown is None
-            elif entry.state in GONE:
-                shown = None
+            if is_gone(offset, entry):
                 gone += 1
-            else:
-                shown = None if offset in claimed else _entry(entry, now, wall_s)
-            if shown is None:
                 continue
-            found.append(shown)
-            taken += least_bytes(shown)
+            if not isinstance(entry, Remembered):
+                shown = None if offset in claimed else _entry(entry, now, wall_s)
+                if shown is None:
+                    continue
+                entry = shown
+            found.append(entry)
+            taken += least_bytes(entry)
             if taken > bytes_max or len(found) == ENTRIES_MAX:
                 self.unseen = len(self._order) - place
                 break
         if gone > len(found):
-            live = {}
-            for offset in self._order:
-                entry = self._known[offset]
-                if isinstance(entry, Remembered):
-                    if offset < position and offset not in away:
-                        self.waiting -= 1
-                        continue
-                elif entry.state in GONE:
-                    continue
-                live[offset] = entry
-            self._known, self._order = live, list(live)
+            before, self._order = self._order, []
+            for offset in before:
+                if is_gone(offset, self._known[offset]):
+                    self.waiting -= isinstance(self._known.pop(offset), Remembered)
+                else:
+                    self._order.append(offset)
         return found
 
 

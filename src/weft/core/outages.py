@@ -75,11 +75,6 @@ class Outage:
         #: records that were put aside, in this order; some may be gone
         self.waiting: deque[Work] = deque()
 
-    @property
-    def holds(self) -> bool:
-        """Whether records wait for its end."""
-        return not self.over
-
 
 class Outages:
     """Opens outages, lets one record at a time probe, and ends them."""
@@ -172,7 +167,7 @@ class Outages:
             if handler.flood is not None:
                 handler.flood.look(self._state.now, handler.done)
 
-    def let_all_go(self, handler: Handler) -> None:
+    def end_all(self, handler: Handler) -> None:
         """An operator requests it: all continue."""
         for outage in list(handler.outages.values()):
             self._end(handler, outage)
@@ -196,7 +191,7 @@ class Outages:
 
     def blocks(self, handler: Handler) -> bool:
         """Whether nothing of the handler may start now."""
-        return any(one.holds and not one.due for one in self._of_all(handler))
+        return any(not (one.over or one.due) for one in self._of_all(handler))
 
     def _of_all(self, handler: Handler) -> list[Outage]:
         """The outage and the brake of the whole handler, if any."""
@@ -205,7 +200,7 @@ class Outages:
 
     def most(self, handler: Handler) -> int:
         """How many calls may start now."""
-        due = [int(one.due) for one in self._of_all(handler) if one.holds]
+        due = [int(one.due) for one in self._of_all(handler) if not one.over]
         return min([handler.slots.free, *due])
 
     def take(self, handler: Handler) -> list[Work]:
@@ -319,7 +314,7 @@ class Outages:
             "warning", "waited for max_s: failures cost attempts again", handler=handler.name,
             error=outage.error.line, max_s=outage.max_s,
         )  # fmt: skip
-        self._let_go(outage)
+        self._readmit(outage)
 
     def _end(self, handler: Handler, outage: Outage) -> None:
         now = self._state.now
@@ -331,9 +326,9 @@ class Outages:
             "info", "records continue", handler=handler.name,
             after_s=round(now - outage.since, 1),
         )  # fmt: skip
-        self._let_go(outage)
+        self._readmit(outage)
 
-    def _let_go(self, outage: Outage) -> None:
+    def _readmit(self, outage: Outage) -> None:
         waiting, outage.waiting = outage.waiting, deque()
         for work in waiting:
             if work.partition.lanes.is_aside(work):

@@ -207,7 +207,7 @@ class Shelves:
             self._lanes.wanted.pop(work, None)
         return True
 
-    def let_go(self, work: Work) -> None:
+    def drop(self, work: Work) -> None:
         """It is done without its bytes."""
         self.bare.pop(work, None)
         self._lanes.wanted.pop(work, None)

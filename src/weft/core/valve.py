@@ -237,7 +237,7 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
     if failure is not None and failure.left_lane:
         return head.record[2], [head.record[2]]
     key = lanes.key_of(head.record)
-    if head in lanes.behind or follows(head) or key in lanes.held:
+    if head in lanes.behind or follows(head) or key in lanes.occupied:
         return None
     offsets = []
     work: Work | None = head

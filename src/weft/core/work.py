@@ -294,9 +294,9 @@ class Failure:
     _at: array[float] = field(default_factory=lambda: array("d"))
     _what: list[str] = field(default_factory=list)
     #: bytes of the error, of the story, and of the data for the next attempt, without texts
-    #: shared with others; and how many of them were charged
+    #: shared with others; and how many of them are included in the record's size
     _bytes: list[int] = field(default_factory=lambda: [0] * 3)
-    _charged: int = 0
+    charged: int = 0
     #: failed calls of the handler with this record
     attempts: int = 0
     #: of these, those that cost no attempt: batch calls that failed as one, and `Hold.on`
@@ -388,15 +388,10 @@ class Failure:
         trace, self._bytes[2] = self._texts.same(error.traceback)
         return error._replace(traceback=trace)
 
-    @property
-    def charged(self) -> int:
-        """Bytes of it that are included in the record's size."""
-        return self._charged
-
     def uncharged(self) -> int:
         """Bytes that were not charged to the buffers yet; marks them as charged."""
-        more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self._charged
-        self._charged += more
+        more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self.charged
+        self.charged += more
         return more
 
     def note(self, at: float, what: str) -> None:

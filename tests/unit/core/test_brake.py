@@ -90,7 +90,7 @@ def test_it_is_ended_by_a_person(make_desk):
     desk = began(make_desk)
     end(desk, 0, 4)
     desk.take(object)
-    desk.do("let_go", [0])
+    desk.do("end_outages", [0])
     assert len(desk.started()) == 1
     assert not desk.engine.handlers[0].outages
 

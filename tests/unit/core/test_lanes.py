@@ -266,7 +266,7 @@ def test_while_one_lane_is_held_the_others_keep_their_order(make_desk):
     assert set(again.lanes.tails) == {b"k", b"other"}  # a lane of its own needs no tail
     desk.do("calls_ended", [first, old])
     assert offsets(desk.started()) == [3, 0]
-    assert again.lanes.held == {}
+    assert again.lanes.occupied == {}
 
 
 def test_an_epoch_that_was_never_closed_is_lost_with_the_next_one(make_desk):

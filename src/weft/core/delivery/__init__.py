@@ -258,7 +258,7 @@ class AtMostOnce(AtLeastOnce):
         self._state.unclaim(partition)
         for work in left:
             work.move(states.QUEUED)
-        for head in self._let_go(partition, left):
+        for head in self._free_slots(partition, left):
             if not hold_back(self._state, head):
                 partition.handler.put_far(head)
         return best
@@ -273,7 +273,7 @@ class AtMostOnce(AtLeastOnce):
         withdrawn = [(partition, self._withdraw(partition)) for partition in partitions]
         for partition, waiting in withdrawn:
             if waiting:
-                partition.lanes.put_back(self._let_go(partition, waiting))
+                partition.lanes.put_back(self._free_slots(partition, waiting))
                 partition.handler.enlist(partition)
 
     def _withdraw(self, partition: Partition) -> list[Work]:
@@ -292,7 +292,7 @@ class AtMostOnce(AtLeastOnce):
             self._state.unclaim(partition)
         return waiting
 
-    def _let_go(self, partition: Partition, works: list[Work]) -> list[Work]:
+    def _free_slots(self, partition: Partition, works: list[Work]) -> list[Work]:
         """Free their slots; returns those that are heads of their lanes."""
         heads = [work for work in works if not unfollow(work)]
         if partition.handler.spec.batch is None:

@@ -194,7 +194,7 @@ class Control:
             self._check_sent()
             numbers, member = list(map(self._names.index, waiting)), self._run.member
             if numbers and member is not None:
-                member.door.call(lambda engine, at: engine.let_go(at, numbers))
+                member.door.call(lambda engine, at: engine.end_outages(at, numbers))
             more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
             return "done", f"resumed {what(order)}: {here}{more}", None, ()
         until = self._time() + order.for_s
