@@ -32,6 +32,8 @@ COMMANDS = {
     "record": "weft.cli.records:record_app",
     "redo": "weft.cli.redo:redo",
     "control": "weft.cli.control:log_app",
+    "doctor": "weft.cli.doctor:doctor",
+    "asyncapi": "weft.cli.asyncapi:asyncapi",
 }
 
 

@@ -18,7 +18,7 @@ from confluent_kafka import (
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from weft.errors import ConfigError
 from weft.kafka import clib
@@ -68,6 +68,10 @@ _NO_LEADERS: int = KafkaError._NOENT  # noqa: SLF001  # see above
 _NO_GROUP = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 #: A login that may describe the cluster gets the names of all groups, also of forbidden ones.
 _HIDDEN = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
+_FORBIDDEN = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+})  # fmt: skip
 
 
 class TopicFacts(NamedTuple):
@@ -77,6 +81,18 @@ class TopicFacts(NamedTuple):
     #: Kafka's own id: a recreated topic has another one
     topic_id: str
     partitions: int
+
+
+class TopicState(NamedTuple):
+    """What a check of a topic needs to know."""
+
+    partitions: int
+    #: partitions that cannot be read or written now
+    leaderless: list[int]
+    #: what this login may do with it: "READ", "WRITE", ...
+    rights: frozenset[str]
+    #: its configuration; empty if this login may not see it
+    config: dict[str, str]
 
 
 class StaticMember(NamedTuple):
@@ -294,10 +310,62 @@ class KafkaAdmin:
         """
         future = self._describing.pop(group, None)
         if future is None or future.done():
-            asked = self._client.describe_consumer_groups([group], request_timeout=UNTIMED_S)
+            asked = self._client.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=UNTIMED_S
+            )
             future = asked[group]
         self._describing[group] = future
         return answers({group: future}, left_s + _GRACE_S, absent).get(group)
+
+    def cluster(self, timeout_s: float) -> tuple[int, frozenset[str], dict[str, str]]:
+        """The number of brokers, this login's rights on the cluster, one broker's configuration."""
+
+        def ask(left_s: float) -> tuple[int, frozenset[str], dict[str, str]]:
+            asked = self._client.describe_cluster(
+                include_authorized_operations=True, request_timeout=left_s
+            )
+            found = asked.result(left_s + _GRACE_S)
+            node = ConfigResource(ConfigResource.Type.BROKER, str(found.nodes[0].id))
+            config = self._configs([node], left_s)
+            return len(found.nodes), _names(found.authorized_operations), config.get(node.name, {})
+
+        return self._within(timeout_s, "describe the cluster", ask)
+
+    def topic_states(self, topics: Sequence[str], timeout_s: float) -> dict[str, TopicState]:
+        """The state of each topic that exists and is visible to this login, by name."""
+        names = sorted(set(topics))
+
+        def ask(left_s: float) -> dict[str, TopicState]:
+            futures = self._client.describe_topics(
+                TopicCollection(names), include_authorized_operations=True, request_timeout=left_s
+            )
+            found = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
+            kind = ConfigResource.Type.TOPIC
+            configs = self._configs([ConfigResource(kind, name) for name in found], left_s)
+            return {
+                name: TopicState(
+                    len(one.partitions),
+                    [part.id for part in one.partitions if part.leader is None],
+                    _names(one.authorized_operations),
+                    configs.get(name, {}),
+                )
+                for name, one in found.items()
+            }
+
+        return self._within(timeout_s, f"describe {', '.join(names):.200}", ask) if names else {}
+
+    def _configs(
+        self, resources: Sequence[ConfigResource], left_s: float
+    ) -> dict[str, dict[str, str]]:
+        """The configurations that this login may see, by the resource's name."""
+        if not resources:
+            return {}
+        futures = self._client.describe_configs(list(resources), request_timeout=left_s)
+        found = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
+        return {
+            resource.name: {name: str(entry.value) for name, entry in entries.items()}
+            for resource, entries in found.items()
+        }
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
         """How many members the group has now; None: it does not exist."""
@@ -357,6 +425,15 @@ class KafkaAdmin:
                 for one in members
                 if one.group_instance_id
             ]
+
+        return self._within(timeout_s, f"describe group {group}", ask)
+
+    def group_rights(self, group: str, timeout_s: float) -> frozenset[str] | None:
+        """What this login may do with the group; None: the group does not exist yet."""
+
+        def ask(left_s: float) -> frozenset[str] | None:
+            found = self._group(group, left_s)
+            return None if found is None else _names(found.authorized_operations)
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
@@ -453,6 +530,10 @@ class KafkaAdmin:
         if asked:
             self._former.append((self._client, asked))
         self._client, self._unanswered, self._describing = client, 0, {}
+
+
+def _names(operations: Iterable[Any] | None) -> frozenset[str]:
+    return frozenset(one.name for one in operations or ())
 
 
 def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:

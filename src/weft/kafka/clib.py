@@ -140,6 +140,11 @@ def _libc_malloc() -> Any:
     return malloc
 
 
+def version() -> str:
+    """The version of librdkafka."""
+    return str(confluent_kafka.libversion()[0])
+
+
 def available() -> bool:
     """Whether librdkafka can be called."""
     return os.name == "posix" and _loaded() is not None

@@ -43,7 +43,7 @@ class Client:
         return {"t": future}
 
     def describe_consumer_groups(
-        self, groups: list[str], request_timeout: float
+        self, groups: list[str], request_timeout: float, include_authorized_operations: bool
     ) -> dict[str, Future[Any]]:
         self.groups.append(Future())
         return dict.fromkeys(groups, self.groups[-1])

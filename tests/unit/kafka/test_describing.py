@@ -24,7 +24,7 @@ class Client:
         """Nothing."""
 
     def describe_consumer_groups(
-        self, groups: list[str], request_timeout: float
+        self, groups: list[str], request_timeout: float, include_authorized_operations: bool
     ) -> dict[str, Future[Any]]:
         future: Future[Any] = Future()
         self.asked.append((request_timeout, future))
@@ -92,5 +92,5 @@ def test_a_group_that_may_not_be_described_is_not_a_reader(admin):
     client.list_consumer_groups = lambda request_timeout: listed
     refused: Future[Any] = Future()
     refused.set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
-    client.describe_consumer_groups = lambda groups, request_timeout: dict.fromkeys(groups, refused)
+    client.describe_consumer_groups = lambda groups, **_: dict.fromkeys(groups, refused)
     assert asking.groups_reading("orders", 1, 1.0) == []

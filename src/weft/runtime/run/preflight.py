@@ -68,7 +68,7 @@ def check_cluster(
         topics = sorted({*routes.literal, *matching})
         for topic in topics:
             routes.handler_of(topic)  # refuses a topic that two patterns match
-        wanted, create = _targets(routes, handlers, topics)
+        wanted, create = targets(routes, handlers, topics)
         wanted |= dict.fromkeys(routes.literal, "")
         sources = {one for target in create.values() for one in target}
         found = admin.describe(sorted({*wanted, *sources}), ask_s) if wanted else {}
@@ -142,7 +142,7 @@ def unanswered(connection: Connection, error: Exception, waited_s: float = ANSWE
     )
 
 
-def _targets(
+def targets(
     routes: Routes, handlers: Sequence[HandlerOptions], topics: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Topics that are written to, with the option that names them; and those to create."""

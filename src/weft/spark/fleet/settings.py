@@ -212,8 +212,8 @@ def effective_master(master: str | None, members: int) -> str:
     return f"local[{slots},{TASK_FAILURES_MAX}]"
 
 
-def check_java() -> None:
-    """Raise ConfigError unless Spark will find a recent Java."""
+def check_java() -> int:
+    """The version of the Java that Spark will find; ConfigError if there is none or it is old."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if program is None or not os.access(program, os.X_OK):
@@ -229,6 +229,7 @@ def check_java() -> None:
     if found is None or int(found[1]) < JAVA_VERSION_MIN:
         version = found[1] if found else "of an unknown version"
         raise ConfigError(f"{program} is Java {version}, too old for Spark: {_JAVA_CURE}")
+    return int(found[1])
 
 
 def check_master_answers(master: str) -> None:

@@ -1,0 +1,98 @@
+"""`weft doctor` without a broker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import metadata
+
+import pytest
+
+import weft
+from weft.cli import doctor
+from weft.cli.main import run as command
+from weft.errors import ConfigError
+from weft.kafka import clib
+
+
+def states(findings) -> list[str]:
+    """The state of each finding."""
+    return [one.state for one in findings]
+
+
+def test_this_machine_is_in_order(capsys):
+    """The one that runs the tests is."""
+    assert command(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "librdkafka" in out
+    assert out.endswith("everything is in order\n")
+
+
+def test_a_client_that_cannot_be_used_fails(monkeypatch, capsys):
+    """With what to install, and exit code 1."""
+
+    def refused() -> None:
+        raise ConfigError("install its wheel")
+
+    monkeypatch.setattr(clib, "library", refused)
+    assert command(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {"state": "failure", "text": "install its wheel", "next": ""} in found
+
+
+def test_without_java_there_is_a_note(monkeypatch):
+    """Only Spark and the local broker need it."""
+
+    def refused() -> None:
+        raise ConfigError("none was found")
+
+    monkeypatch.setattr(doctor, "check_java", refused)
+    (note,) = [one for one in doctor.of_machine() if one.state == "note"]
+    assert "none was found" in note.text
+
+
+def test_extras_are_installed_whole_or_not(monkeypatch):
+    """An extra with a package that is missing is named as not installed."""
+    lines = ["typer>=1", 'aa[x]>=1; extra == "one"', 'bb; extra == "one"', 'aa<3; extra == "two"',
+             'cc; extra == "dev"']  # fmt: skip
+    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+
+    def version(package: str) -> str:
+        if package == "bb":
+            raise metadata.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert doctor._extras() == (["two"], ["one"])
+
+
+def test_an_app_without_handlers_fails():
+    """Nothing else is asked."""
+    app = weft.App("g", {"bootstrap.servers": "localhost:1"})
+    (found,) = doctor.of_app(app)
+    assert (found.state, found.text) == ("failure", "the app has no handler")
+
+
+def test_a_property_that_librdkafka_does_not_know_fails():
+    """After the handlers, with its own line."""
+    app = weft.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
+    app.consume("t", timeout_s=1)(lambda record: None)
+    *handlers, last = doctor.of_app(app)
+    assert states(handlers) == ["ok"]
+    assert (last.state, "no.such.property" in last.text) == ("failure", True)
+
+
+def test_a_handler_without_a_time_out_is_a_warning():
+    """A call that hangs would hold its slot."""
+    app = weft.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
+    app.consume("t")(lambda record: None)
+    assert states(doctor.of_app(app)) == ["ok", "warning", "failure"]
+
+
+@pytest.mark.parametrize("target", ["nope", "no_such_module:app"])
+def test_a_wrong_target_is_one_line(target, capsys, monkeypatch):
+    """Before any check; exit code 2."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert command(["doctor", target]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
