@@ -24,7 +24,7 @@ def _exports_below_the_share(original: Any) -> Any:
 @mutant(Partition, "taken_without", "S16", first_seed=profiles.PARKED + 43)
 def _exports_more_than_it_must(original: Any) -> Any:
     def taken(self: Partition, _claimed: Collection[int]) -> float:
-        done = {work.record[2] for work in self.commit.claims}
+        done = {work.offset for work in self.commit.claims}
         return float(original(self, done))
 
     return taken

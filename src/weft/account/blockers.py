@@ -52,7 +52,7 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     """Records that have left their queue, and the record at the frontier wherever it is."""
     works = part.works
     out = [(at, work) for at, work in enumerate(works) if work is not None and work.state]
-    to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.record[2])
+    to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.offset)
     behind = _behind([work for _, work in out])
     for at, work in out:
         place = _place(part, work)

@@ -182,7 +182,7 @@ class SharedBudget:
             if partition.startable:
                 lanes = partition.lanes
                 for work in lanes.take(len(lanes.ready)):
-                    lanes.unpaid[work.record[2]] = work
+                    lanes.unpaid[work.offset] = work
                     tenant = self._tenant(_tags(work).budget)
                     line = tenant.lines.get(handler)
                     if line is None:
@@ -247,7 +247,7 @@ class SharedBudget:
             del line[partition]
             back = [work for work in queue if lanes.is_unpaid(work)]
             for work in back:
-                del lanes.unpaid[work.record[2]]
+                del lanes.unpaid[work.offset]
             lanes.put_back(back)
             handler.enlist(partition)
         return None
@@ -310,7 +310,7 @@ class SharedBudget:
                 break
             some = works.setdefault(handler, [])
             partition, line = work.partition, tenant.lines[handler]
-            del partition.lanes.unpaid[work.record[2]]
+            del partition.lanes.unpaid[work.offset]
             queue = line.pop(partition)
             queue.popleft()
             if queue:
@@ -348,7 +348,7 @@ class SharedBudget:
     ) -> bool:
         """Whether it may start: the map has room, and no outage; otherwise it waits for that."""
         partition = work.partition
-        room = work.record[2] < partition.reach.limit
+        room = work.offset < partition.reach.limit
         if not room and not partition.may_start(work, looked, taken):
             handler.put_far(work)
             return False

@@ -511,7 +511,7 @@ class Endings:
     def take_in(self, work: Work) -> None:
         """A record arrived that the commit may remember."""
         partition = work.partition
-        known = partition.memory.fetched(work.record[2])
+        known = partition.memory.fetched(work.offset)
         export = partition.exports.get(partition.lanes.key_of(work.record))
         if export is not None and export.awaits(work):
             if known is not None:

@@ -56,7 +56,7 @@ class Export:
 
     def awaits(self, work: Work) -> bool:
         """Whether the record that arrived is the one to park: it goes next."""
-        offset = work.record[2]
+        offset = work.offset
         head = self.head
         over = head is None or (head.state in FINISHED and behind(head) is None)
         if offset not in self.left or not (over or offset == self.expected):
@@ -68,7 +68,7 @@ class Export:
 
     def has(self, offset: int) -> bool:
         """Whether it is exported with the lane, or being sent."""
-        return offset in self.left or (self.sent is not None and self.sent.record[2] == offset)
+        return offset in self.left or (self.sent is not None and self.sent.offset == offset)
 
 
 def behind(work: Work) -> Work | None:
@@ -91,7 +91,7 @@ def under_export(partition: Partition, key: LaneKey | None, offset: int | None) 
 def is_exported(work: Work) -> bool:
     """Whether the record is being exported."""
     exports = work.partition.exports
-    return bool(exports) and under_export(work.partition, None, work.record[2])
+    return bool(exports) and under_export(work.partition, None, work.offset)
 
 
 def park_with_lane(state: EngineState, work: Work) -> None:
@@ -122,5 +122,5 @@ def unpark_with_lane(work: Work) -> None:
     partition.lanes.behind.discard(work)
     if failure.error is None:
         partition.resize(work, -failure.charged)
-        partition.memory.forget(work.record[2])
+        partition.memory.forget(work.offset)
         work.failure = None

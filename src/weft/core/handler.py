@@ -151,11 +151,12 @@ class Handler:
         rotation = self.rotation
         while rotation and len(works) < most:
             # Each gets an equal share of the free slots, so that no partition waits for another's
-            # backlog; what a short one leaves is divided again.
+            # backlog; what short ones leave is divided again.
             left, standing = most - len(works), len(rotation)
             if left < 2 * standing:
                 self._take_one_each(min(left, standing), works, looked)
-            else:
+                continue
+            for _ in range(standing):
                 self._take_share(left // standing, works, looked)
         if self.limited:
             self.bucket.pay(len(works))
@@ -171,8 +172,8 @@ class Handler:
             if not ready or not partition.startable:
                 partition.listed = False
                 continue
-            work = lanes.take_one()
-            if work.record[2] < partition.reach.limit or partition.may_start(
+            work = ready.popleft()
+            if work.offset < partition.reach.limit or partition.may_start(
                 work, looked, works, spend=not self.batched
             ):
                 works.append(work)
@@ -194,7 +195,7 @@ class Handler:
             works += lanes.take(share)
         else:
             for work in lanes.take(share):
-                if work.record[2] >= limit:
+                if work.offset >= limit:
                     if not partition.may_start(work, looked, works, spend=not self.batched):
                         self.put_far(work)
                         continue

@@ -28,9 +28,10 @@ later: moving the lane between the budgets is one addition, not a walk along it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from weft.core import states
@@ -56,8 +57,6 @@ class Lanes:
     tails: dict[LaneKey, Work] = field(default_factory=dict)
     #: heads of lanes that may start, oldest first
     ready: deque[Work] = field(default_factory=deque)
-    #: takes the oldest of them; the deque's own method, as it is called once per record
-    take_one: Callable[[], Work] = field(init=False)
     #: records that may not start when their turn comes (parked or waiting since before they
     #: arrived), as long as they are behind others of their lane
     behind: set[Work] = field(default_factory=set)
@@ -77,9 +76,6 @@ class Lanes:
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.take_one = self.ready.popleft
 
     def key_of(self, record: Record) -> LaneKey:
         """The lane of a record: its key, the whole partition, or its own offset."""
@@ -201,16 +197,12 @@ class Lanes:
 
     def take(self, most: int) -> list[Work]:
         """Up to `most` ready heads, oldest first."""
-        ready, take_one = self.ready, self.take_one
-        if most >= len(ready):
-            works = list(ready)
-            ready.clear()
-            return works
-        return [take_one() for _ in range(most)]
+        ready = self.ready
+        return list(map(deque.popleft, repeat(ready, min(most, len(ready)))))
 
     def take_out(self, work: Work) -> bool:
         """Remove a queued head from where it waits for its start; False if it is not there."""
-        offset = work.record[2]
+        offset = work.offset
         for place in (self.far, self.aside, self.unpaid):
             if place.get(offset) is work:
                 del place[offset]
@@ -331,8 +323,8 @@ class Lanes:
 
     def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""
-        self.far[work.record[2]] = work
-        heappush(self._far_order, work.record[2])
+        self.far[work.offset] = work
+        heappush(self._far_order, work.offset)
 
     @property
     def nearest_far(self) -> int:
@@ -350,21 +342,21 @@ class Lanes:
 
     def put_aside(self, work: Work) -> None:
         """Its turn has come during an outage: its lane waits."""
-        self.aside[work.record[2]] = work
+        self.aside[work.offset] = work
         self.block(work)
 
     def is_aside(self, work: Work) -> bool:
         """Whether it was put aside and still waits there."""
-        return self.aside.get(work.record[2]) is work
+        return self.aside.get(work.offset) is work
 
     def readmit(self, work: Work) -> None:
         """It is ready again."""
-        del self.aside[work.record[2]]
+        del self.aside[work.offset]
         self.ready.append(work)
 
     def is_unpaid(self, work: Work) -> bool:
         """Whether it is in a queue of its handler's budget."""
-        return self.unpaid.get(work.record[2]) is work
+        return self.unpaid.get(work.offset) is work
 
     # -- several of a lane in one batch ------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Memory:
         """The record failed, or is held: the next commit contains it."""
         if not self.on:
             return
-        offset = work.record[2]
+        offset = work.offset
         if offset not in self._known:
             self._sorted = self._sorted and (not self._order or self._order[-1] < offset)
             self._order.append(offset)
@@ -200,7 +200,7 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     waits = parked or work.state == states.RETRYING
     until_s = ceil(failure.due + wall_s) if waits and failure.due > now else None
     return Remembered(
-        work.record[2], attempts, parked, failure.held and until_s is not None,
+        work.offset, attempts, parked, failure.held and until_s is not None,
         failure.exhausted_by, until_s, failure.error_hash,
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ class Offsets:
             self._prune(first)
         incomplete, works = self.incomplete, Work.several(records, sizes, epoch)
         for work in works:
-            incomplete[work.record[2]] = work
+            incomplete[work.offset] = work
         self.position = records[-1][2] + 1
         return works
 

@@ -137,10 +137,19 @@ class Partition:
         """One of its records has returned from the handler."""
         self.in_flight -= 1
 
+    def finished(self, count: int, size: int, top: int) -> None:
+        """So many calls have returned and are done; their lanes have continued."""
+        self.in_flight -= count
+        self.bytes -= size
+        if count:
+            self.offsets.top = top
+            self.offsets.changed = True
+            self.handler.enlist(self)
+
     def record_done(self, work: Work) -> None:
         """The record is done: mark its offset, and continue its lane."""
         self.bytes -= work.size
-        self.offsets.done(work.record[2])
+        self.offsets.done(work.offset)
         work.state = states.DONE
         if self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
@@ -159,7 +168,7 @@ class Partition:
     def pending_done(self, work: Work) -> None:
         """The record is done, and its lane has continued already (claims of exactly_once)."""
         self.bytes -= work.size
-        self.offsets.done(work.record[2])
+        self.offsets.done(work.offset)
         work.state = states.DONE
         if self.outputs:
             self.drop_outputs(work)
@@ -182,7 +191,7 @@ class Partition:
 
     def mark(self, work: Work) -> None:
         """at_most_once: the started-mark is stored, so its offset counts as done."""
-        offset = work.record[2]
+        offset = work.offset
         self.offsets.mark(offset)
         self.commit.marked[offset] = work
         work.move(states.RUNNING)
@@ -190,14 +199,14 @@ class Partition:
 
     def unmark(self, work: Work) -> None:
         """at_most_once: it was marked and never started, so the mark is withdrawn."""
-        offset = work.record[2]
+        offset = work.offset
         del self.commit.marked[offset]
         self.offsets.undone(offset, work)
 
     def marked_done(self, work: Work) -> None:
         """at_most_once: its offset is done since its mark; only its lane has to continue."""
         self.bytes -= work.size
-        del self.commit.marked[work.record[2]]
+        del self.commit.marked[work.offset]
         work.state = states.DONE
         if self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
@@ -219,7 +228,7 @@ class Partition:
         """
         if work in self.again:
             return True  # the map has it
-        offset = work.record[2]
+        offset = work.offset
         room = self.reach.take_room if spend else self.reach.has_room
         if room(offset):
             return True
@@ -428,7 +437,7 @@ class Partition:
     def snapshot(self, claims: Sequence[Work] | None = None) -> Snapshot:
         """Frontier, top and holes together; these claims (or all) count as done."""
         claims = self.commit.claims if claims is None else claims
-        return self.offsets.snapshot({work.record[2] for work in claims})
+        return self.offsets.snapshot({work.offset for work in claims})
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}[{self.number}] epoch {self.epoch}>"
@@ -448,26 +457,28 @@ def begin(works: Iterable[Work], now: float) -> None:
 def plain_done(works: Iterable[Work]) -> list[Work]:
     """Calls that returned with nothing to send: finish the simple ones; returns the others."""
     others: list[Work] = []
-    partition = None
+    partition, ended, size, top = None, 0, 0, 0
     for work in works:
         if work.partition is not partition:
+            if partition is not None:
+                partition.finished(ended, size, top)
             partition = work.partition
             handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
             plain, timed, add_ready = handler.plain, handler.timed, lanes.ready.append
             incomplete, top = offsets.incomplete, offsets.top
+            ended = size = 0
         if timed:
             handler.slots.ended(work)
         if work.state != RUNNING or not plain:
             others.append(work)
             continue
-        partition.in_flight -= 1
-        partition.bytes -= work.size
+        ended += 1
+        size += work.size
         work.state = DONE
-        offset = work.record[2]  # as `Offsets.done`
+        offset = work.offset  # as `Offsets.done`
         del incomplete[offset]
-        if offset > top:
-            offsets.top = top = offset
-        offsets.changed = True
+        if offset > top:  # noqa: PLR1730 - once a record: max() costs five times as much
+            top = offset
         following = work.next
         if (
             following is not None
@@ -476,8 +487,8 @@ def plain_done(works: Iterable[Work]) -> list[Work]:
             and work.call is None
         ):
             add_ready(following)  # as `Lanes.leave`
-        elif not lanes.leave(work):
-            continue
-        if not partition.listed:
-            handler.enqueue(partition)
+        else:
+            lanes.leave(work)
+    if partition is not None:
+        partition.finished(ended, size, top)
     return others

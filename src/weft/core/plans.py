@@ -53,7 +53,7 @@ class Plans:
         """
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
-        claimed, chars = {work.record[2] for work in item.claims}, len(item.metadata)
+        claimed, chars = {work.offset for work in item.claims}, len(item.metadata)
         away = partition.offsets.incomplete if partition.offsets.shelved else ()
         limit_chars = 0 if memory.barred else commit.map_limit
         carrier = Carrier(item.frontier, item.metadata, limit_chars)

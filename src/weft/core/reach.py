@@ -313,7 +313,7 @@ class Reach:
 
     def _allowed(self, window: Window) -> int:
         """How many more runs fit into the map; records that wait for a commit count as done."""
-        claims = {work.record[2] for work in self._commit.claims}
+        claims = {work.offset for work in self._commit.claims}
         return self._room(window.runs_without(claims) if claims else window.runs)
 
     def _room(self, runs: int) -> int:

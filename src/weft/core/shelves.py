@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     @property
     def every(self) -> list[int]:
         """All offsets, with the head."""
-        return self.offsets if self.head is None else [self.head.record[2], *self.offsets]
+        return self.offsets if self.head is None else [self.head.offset, *self.offsets]
 
 
 class Shelves:
@@ -116,7 +116,7 @@ class Shelves:
         shelf.head = work
         for one in reversed(lanes.cut_behind(work, key)):  # in front of later ones
             self._put(shelf, one)
-            shelf.offsets.appendleft(one.record[2])
+            shelf.offsets.appendleft(one.offset)
 
     def look_again(self) -> None:
         """Check those whose turn had not come when they were parked."""
@@ -132,13 +132,13 @@ class Shelves:
         if shelf is None:
             return False
         self._put(shelf, work)
-        shelf.offsets.append(work.record[2])
+        shelf.offsets.append(work.offset)
         return True
 
     def _put(self, shelf: Shelf, work: Work) -> None:
         shelf.bytes += work.size
         self._partition.bytes -= work.size
-        self._partition.offsets.put_on_shelf(work.record[2])
+        self._partition.offsets.put_on_shelf(work.offset)
         self._charge(1)
 
     def _charge(self, count: int) -> None:
@@ -157,11 +157,11 @@ class Shelves:
         dry: Iterable[LaneKey] = lanes.dry
         if records_max <= 0:  # no room: only the record that all others may wait for
             first = self._partition.frontier
-            wanted = [work for work in wanted if work.record[2] == first]
+            wanted = [work for work in wanted if work.offset == first]
             dry = [key for key in dry if lanes.shelves[key].offsets[0] == first]
         ordered = sorted(
             [
-                *((work.record[2], lanes.key_of(work.record), work) for work in wanted),
+                *((work.offset, lanes.key_of(work.record), work) for work in wanted),
                 *((lanes.shelves[key].offsets[0], key, None) for key in dry),
             ],
             key=lambda one: one[0],
@@ -277,7 +277,7 @@ class Returns:
         gone = 0
         for key, head, offsets, _ in asked:
             if head is not None and head in shelves.bare:
-                gone += self._head(partition, head, found.get(head.record[2]))
+                gone += self._head(partition, head, found.get(head.offset))
             for offset in offsets:
                 known = found.get(offset)
                 waits = known is not None and shelves.is_put_off(key)

@@ -82,11 +82,11 @@ class Valve:
         """Take the oldest parked lanes, until without them less than the share is taken."""
         if at_map is None or not self._may_take(partition):
             return
-        claimed = {work.record[2] for work in partition.commit.claims}
+        claimed = {work.offset for work in partition.commit.claims}
         for export in partition.exports.values():
             claimed.update(export.left)
             if export.sent is not None:
-                claimed.add(export.sent.record[2])
+                claimed.add(export.sent.offset)
         share = partition.taken_without(claimed)
         if share < at_map:
             return
@@ -168,7 +168,7 @@ class Valve:
     def _send(self, partition: Partition, export: Export, head: Work) -> bool:
         """Send the head of the lane, if its turn has come and its bytes are here."""
         if head.state in FINISHED:  # it no longer exists in the log
-            export.left.pop(head.record[2], None)
+            export.left.pop(head.offset, None)
             self._next(export, head)
             return True
         failure, bare = head.failure, head in partition.shelves.bare
@@ -189,12 +189,12 @@ class Valve:
         if bare:
             return False
         self._mark_next(partition, export, head)
-        del export.left[head.record[2]]
+        del export.left[head.offset]
         export.sent = head
         self._next(export, head)
         if failure.error is None:
             with_head = f"offset {export.first} of its key was parked: exported with it"
-            first = head.record[2] == export.first
+            first = head.offset == export.first
             failure.replace(USED_UP if first else ErrorInfo("Parked", with_head))
         self._state.count("parked_records_exported")
         self._endings.send_letter(head, failure, export.topic)
@@ -202,13 +202,13 @@ class Valve:
 
     def _next(self, export: Export, head: Work) -> None:
         following = behind(head)
-        export.head = following if following and following.record[2] in export.left else None
+        export.head = following if following and following.offset in export.left else None
 
     def _mark_next(self, partition: Partition, export: Export, head: Work) -> None:
         """Park the next record before the head is sent."""
         following = behind(head)
         if following is not None:
-            if following.record[2] in export.left and following.state in (
+            if following.offset in export.left and following.state in (
                 states.QUEUED,
                 states.RETRYING,
             ):
@@ -235,7 +235,7 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
     """The offsets of a lane that only waits behind a parked head; None for any other lane."""
     lanes, failure = partition.lanes, head.failure
     if failure is not None and failure.left_lane:
-        return head.record[2], [head.record[2]]
+        return head.offset, [head.offset]
     key = lanes.key_of(head.record)
     if head in lanes.behind or follows(head) or key in lanes.occupied:
         return None
@@ -244,7 +244,7 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
     while work is not None:
         if work.state not in (states.QUEUED, states.PARKED) or work in partition.again:
             return None
-        offsets.append(work.record[2])
+        offsets.append(work.offset)
         work = behind(work)
     shelf = lanes.shelves.get(key)
     return key, offsets if shelf is None else [*offsets, *shelf.offsets]

@@ -53,7 +53,7 @@ class Work:
     """A record that was received and is not done yet."""
 
     __slots__ = (
-        "call", "charge", "failure", "next", "outputs", "partition", "record", "since",
+        "call", "charge", "failure", "next", "offset", "outputs", "partition", "record", "since",
         "size", "state", "tags",
     )  # fmt: skip
 
@@ -64,6 +64,7 @@ class Work:
 
     def __init__(self, record: Record, partition: Partition, size: int) -> None:
         self.record = record
+        self.offset = record[2]
         #: the partition epoch it belongs to; never changes
         self.partition = partition
         self.size = size
@@ -86,6 +87,7 @@ class Work:
         works: list[Work] = list(map(object.__new__, repeat(cls, len(records))))
         for work, record, size in zip(works, records, sizes, strict=True):
             work.record = record
+            work.offset = record[2]
             work.partition = partition
             work.size = size
             work.state = QUEUED

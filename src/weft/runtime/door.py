@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeVar
 
 from weft import guard
@@ -241,8 +242,8 @@ class Door:
         while done or ended or events:
             # The length is read once: later events are for the next round. Events are counted last
             # and processed first, so a handler's events are known before its call ends.
-            works = [done.popleft() for _ in range(len(done))]
-            endings = [ended.popleft() for _ in range(len(ended))]
+            works = list(map(deque.popleft, repeat(done, len(done))))
+            endings = list(map(deque.popleft, repeat(ended, len(ended))))
             others = len(events)
             for _ in range(others):
                 event, now = events.popleft(), self.clock()
