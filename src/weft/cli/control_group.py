@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 from weft.cli import cluster
@@ -32,6 +33,8 @@ from weft.observe.orders import RECORD_ACTIONS, order_of, what
 #: limit for answers; a skip is answered when its commit is stored, which may take 10 s
 ANSWERS_S = 10.0
 RECORDS_ANSWERS_S = 20.0
+#: how long answers are awaited to a command that a later one replaced
+REPLACED_S = 1.0
 LOOK_S = 0.05
 
 Row = dict[str, Any]
@@ -56,18 +59,17 @@ class ByTopic:
             state, members = admin.group_state(self._group, cluster.ANSWER_S)
             if state == "DEAD":
                 raise ConfigError(f"group {self._group} does not exist at {self._bootstrap}")
-        mine = (COMMAND, ANSWER)
         given = order_of(order)
+        place = command_key(self._group, given)
 
         def wanted(key: bytes) -> bool:
             kind, group, what = kind_of(key) or ("", "", ())
-            return group == self._group and (
-                kind == BEAT or (kind in mine and what[:1] == (given.id,))
-            )
+            mine = kind == BEAT or (kind == ANSWER and what[:1] == (given.id,))
+            return key == place or (group == self._group and mine)
 
         with closing(self._words(wanted)) as words:
             self._wait_read(words)
-            message = OutMessage(self._topic, packed(given), command_key(self._group, given))
+            message = OutMessage(self._topic, packed(given), place)
             found: list[Delivery] = []
             producer = self._connection.producer(lambda: None, self._failed)
             try:
@@ -75,14 +77,18 @@ class ByTopic:
                 producer.flush(ANSWERS_S)
             finally:
                 producer.close(1.0)
-            error = found[0].error if found else None
-            if error is not None or not found:
+            sent, error = found[0][:2] if found else (None, None)
+            if sent is None:
                 reason = self._reason or "no answer" if error is None else error.line
                 raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
             limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
+            asked = partial(self._missing, words, members, limit_s, later=lasts(given))
+            later = partial(self._replaced_by, words, place, sent.offset)
             if members or _following(words):  # one that starts beats before it joins the group
-                _within(limit_s, lambda: not self._missing(words, members, limit_s))
-            missing = self._missing(words, members, limit_s, later=lasts(given))
+                _within(limit_s, lambda: not asked() or later())
+                if later():  # members that obeyed it before that have their answers on the way
+                    _within(REPLACED_S, lambda: not asked())
+            missing = [{**one, "detail": later() or one["detail"]} for one in asked()]
             return [answer for _, answer in _answers(words.last())], missing
 
     def log(self) -> list[Row]:
@@ -162,6 +168,19 @@ class ByTopic:
             then = "members that start before it expires obey it" if later else "nothing was done"
             missing.append({"member": f"group {self._group}", "detail": f"no member runs: {then}"})
         return missing
+
+    def _replaced_by(self, words: WordsPort, place: bytes, offset: int) -> str:
+        """The later command for the same target; members obey the last one only. "" if none."""
+        word = words.last().get(place)
+        if word is None or word.offset <= offset:
+            return ""
+        by = "the deletion of its record"
+        if word.value:
+            by = "a later command for the same target"
+            with suppress(ConfigError):
+                order = unpacked(self._group, place, word.value)
+                by = f"{order.action} {what(order)} of {order.claimed_by or '?'} ({order.reason})"
+        return f"replaced before it was obeyed, by {by}: give it again if it is still meant"
 
     def _failed(self, reason: str) -> None:
         self._reason = reason

@@ -185,7 +185,7 @@ class LastWords:
             if len(value) > VALUE_BYTES_MAX:
                 self._failed(f"a record of {len(value):,} bytes was passed over")
                 return
-            self._last[key] = Word(bytes(value), at)
+            self._last[key] = Word(bytes(value), at, message.offset() or 0)
             self._bytes += len(value)
             if self._whole and (not value or self._of_now(key)):
                 self._passing[key] = None

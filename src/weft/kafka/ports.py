@@ -208,6 +208,7 @@ class Word(NamedTuple):
     value: bytes
     #: UNIX seconds: stamped by the broker if the topic does so, else by the writer; never future
     at: float
+    offset: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,9 @@ class MemoryWords:
             for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
                 for record in self._kafka.broker.logs[self._topic, number].records:
                     if record.key is not None and self._wanted(record.key):
-                        word = Word(record.value or b"", record.timestamp_ms / 1e3)
+                        at = record.timestamp_ms / 1e3
+                        word = Word(record.value or b"", at, record.offset)
+                        words.pop(record.key, None)  # in order of arrival
                         words[record.key] = word if record.value or self._whole else None
         return {key: word for key, word in words.items() if word is not None}
 

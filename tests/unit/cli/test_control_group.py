@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.waiting import wait_for
 import weft
 from weft.cli import control_group
 from weft.cli.main import run as command
+from weft.observe.group_orders import command_key, packed
+from weft.observe.orders import order_of
 from weft.runtime.run import group_control
 from weft.testing import MemoryKafka
 from weft.testing.memory_connection import MemoryAdmin
@@ -104,6 +107,37 @@ def test_a_follower_that_is_not_in_the_group_yet_is_waited_for(group, monkeypatc
     name = group.start()
     monkeypatch.setattr(MemoryAdmin, "group_state", lambda *_: ("EMPTY", 0))
     assert group.asked("pause")[:2] == (0, {name: "done"})
+
+
+@pytest.mark.parametrize("by", ["release", "tombstone", "no command"])
+def test_a_command_that_is_replaced_names_the_later_one(group, monkeypatch, capsys, by):
+    """Two operators at once: members obey the last command for a target and answer that one."""
+    monkeypatch.setattr(control_group, "RECORDS_ANSWERS_S", LIMIT_S)
+    monkeypatch.setattr(control_group, "REPLACED_S", 0.0)
+    group.start()
+    monkeypatch.setattr(group_control.GroupControl, "_look", lambda *_: None)  # it is busy
+    given = {"action": "release", "topic": "a", "key": "k", "reason": "no need", "id": "2"}
+    order = order_of({**given, "claimed_by": "eve@host"})
+    value = {"release": packed(order), "tombstone": None, "no command": b"{}"}[by]
+
+    def replace() -> None:
+        place = command_key("g", order)
+        wait_for(lambda: any(one.key == place for one in group.kafka.records("control")))
+        group.kafka.produce("control", value, place)
+
+    other = threading.Thread(target=replace)
+    other.start()
+    at = ("--control", "control", "--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
+    code = command(["key", "hold", "--topic", "a", "--key", "k", *BECAUSE, *at])
+    other.join(LIMIT_S)
+    (line,) = capsys.readouterr().out.splitlines()
+    names = {
+        "release": "release key k of a of eve@host (no need)",
+        "tombstone": "the deletion of its record",
+        "no command": "a later command for the same target",
+    }
+    assert code == 1
+    assert f"no answer: replaced before it was obeyed, by {names[by]}: give it again" in line
 
 
 def test_a_setting_at_its_default_is_in_the_log_as_it_was_given(group, capsys, monkeypatch):
