@@ -85,7 +85,7 @@ class ByTopic:
             asked = partial(self._missing, words, members, limit_s, later=lasts(given))
             later = partial(self._replaced_by, words, place, sent.offset)
             if members or _following(words):  # one that starts beats before it joins the group
-                _within(limit_s, lambda: not asked() or later())
+                _within(limit_s, lambda: not asked() or bool(later()))
                 if later():  # members that obeyed it before that have their answers on the way
                     _within(REPLACED_S, lambda: not asked())
             missing = [{**one, "detail": later() or one["detail"]} for one in asked()]

@@ -168,8 +168,11 @@ def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
     """Query a run over HTTP."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # a bracket without its other one
+        parts = urllib.parse.urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
         raise ConfigError(f"--url {url!r:.80}: write http://HOST:PORT")
     given = {name: value for name, value in question.items() if name != "ask" and value is not None}
     page = f"{url.rstrip('/')}/{question['ask']}"
@@ -177,13 +180,15 @@ def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> di
         body, head = json.dumps(given).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(page, body, head)  # noqa: S310  # checked above
     else:
-        query = f"?{urllib.parse.urlencode(given)}" if given else ""
+        query = f"?{urllib.parse.urlencode(given, errors='surrogateescape')}" if given else ""
         request = urllib.request.Request(f"{page}{query}")  # noqa: S310  # checked above
     if token_file is not None:
         try:
             token = token_file.expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from None
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError(f"--token-file {token_file} has no token: one line of ASCII")
         request.add_header("Authorization", f"Bearer {token}")
     try:
         body = _within(URL_WHOLE_S, partial(_read, request, url))

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from weft.app_options import check_http
 from weft.errors import ConfigError
@@ -106,6 +106,12 @@ def routes_of(
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
+    class Json(JSONResponse):
+        """In ASCII: bytes of a key that are not UTF-8 are lone surrogates."""
+
+        def render(self, content: Any) -> bytes:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
     def probe(ask: Callable[[], tuple[bool, str]]) -> Callable[[Request], Response]:
         def state(_: Request) -> Response:
             well, reason = ask()
@@ -117,21 +123,23 @@ def routes_of(
         return Response(exposed(source.measures), media_type=CONTENT_TYPE_LATEST)
 
     def snapshot(_: Request) -> Response:
-        return JSONResponse(source.snapshot())
+        return Json(source.snapshot())
 
     def why(request: Request) -> Response:
+        query = str(request.scope["query_string"], "latin-1")
+        given = dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
         try:
-            return JSONResponse(answer(source, question_of(request.query_params)))
+            return Json(answer(source, question_of(given)))
         except ConfigError as error:
-            return JSONResponse({"error": str(error)}, 400)
+            return Json({"error": str(error)}, 400)
 
     def known(_: Request) -> Response:
-        return JSONResponse(commands(source))
+        return Json(commands(source))
 
     def posted(path: str, ask: Ask) -> Route:
         async def post(request: Request) -> Response:
             status, answered = await _controlled(ask, request, allow_control=allow_control)
-            return JSONResponse(answered, status)
+            return Json(answered, status)
 
         return Route(path, post, methods=["POST"])
 

@@ -171,8 +171,14 @@ def _text(given: Mapping[Any, Any], name: str, chars_max: int) -> str | None:
 
 
 def _key(given: object) -> str | None:
-    if given is not None and not (isinstance(given, str) and len(given) <= KEY_CHARS_MAX):
+    if given is None:
+        return None
+    if not (isinstance(given, str) and len(given) <= KEY_CHARS_MAX):
         _refuse(f"key must be text of at most {KEY_CHARS_MAX:,} characters")
+    try:
+        given.encode(errors="surrogateescape")  # as a command line has bytes that are not UTF-8
+    except UnicodeEncodeError:
+        _refuse("key must be text: it has a half of a surrogate pair")
     return given
 
 

@@ -359,7 +359,8 @@ class GroupReports:
         found: list[dict[str, Any]] = []
         room, before, self._read = GROUP_BYTES_MAX, self._read, {}
         for key in sorted(words, key=lambda key: -words[key].at)[:MEMBERS_MAX]:
-            value, at = words[key]
+            word = words[key]
+            value, at = word.value, word.at
             known = before.get(key)
             if known is None or known[0] is not value:
                 known = value, *self._opened(key, value)

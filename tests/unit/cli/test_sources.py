@@ -10,7 +10,7 @@ import pytest
 
 from weft.cli import sources
 from weft.cli.sources import by_url
-from weft.errors import FatalError
+from weft.errors import ConfigError, FatalError
 
 HEADS = {
     "nothing": b"",
@@ -53,3 +53,20 @@ def test_an_answer_that_never_ends_is_one_line(dripping, monkeypatch):
     monkeypatch.setattr(sources, "URL_WHOLE_S", 0.3)
     with pytest.raises(FatalError, match=r"no answer: not whole within 0 s"):
         by_url(dripping, None, {"ask": "snapshot"})
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[", "http://\udcff", "http://127.0.0.1:1/\xe9", "127.0.0.1:1"]
+)
+def test_what_is_no_url_is_one_line(url):
+    """Not a traceback of the library that would open it."""
+    with pytest.raises(ConfigError, match="write http://HOST:PORT"):
+        by_url(url, None, {"ask": "snapshot"})
+
+
+@pytest.mark.parametrize("token", ["\u00fc" * 20, "two\nlines"])
+def test_what_is_no_token_is_one_line(tmp_path, token):
+    """It cannot be a header."""
+    (tmp_path / "token").write_text(token)
+    with pytest.raises(ConfigError, match="has no token: one line of ASCII"):
+        by_url("http://127.0.0.1:1", tmp_path / "token", {"ask": "snapshot"})

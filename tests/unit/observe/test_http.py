@@ -14,6 +14,7 @@ import pytest
 from tests.unit.observe.test_local import Source
 
 import weft
+from weft.cli.sources import by_url
 from weft.errors import ConfigError
 from weft.observe import serving
 from weft.observe.http import TOKEN_CHARS_MIN, Guard, app_of, serve, token_of
@@ -78,6 +79,25 @@ def test_snapshot_and_why(start):
     status, body, _ = get(port, "/why?where=t:x")
     assert status == 400
     assert "write TOPIC" in json.loads(body)["error"]
+
+
+def test_a_key_that_is_not_utf8(start):
+    """In the question of `weft why --key`, and in the answer of `weft control log`."""
+    asked = []
+
+    class Binary(Source):
+        def find_key(self, key, topic):
+            asked.append(key)
+            return super().find_key(key, topic)
+
+        def commands(self):
+            return [{"member": "m", "in_force": [{"key": "\udcff"}], "log": []}]
+
+    address = f"http://127.0.0.1:{start(Binary())}"
+    by_url(address, None, {"ask": "why", "key": "k\udcff\xe9"})
+    assert asked == [b"k\xff\xc3\xa9"]
+    (row,) = by_url(address, None, {"ask": "commands"})["members"]
+    assert row["in_force"] == [{"key": "\udcff"}]
 
 
 def test_only_reading(start):

@@ -58,6 +58,7 @@ def test_an_order_travels_as_json():
         ({"action": "hold", "where": "key = 1"}, "key ^= 1"),
         ({"action": "hold", "where": "replays > 1"}, "there is no field replays"),
         ({"action": "hold", "where": 7}, "where must be text"),
+        ({"action": "hold", "key": "\ud83d"}, "key must be text: it has a half of a surrogate"),
         ({"where": 'key == "k"'}, "not of single records"),
         ({"who": "me"}, "a command has no field 'who'"),
     ],
