@@ -70,6 +70,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_ListPointer, c_char_p, c_int32),
     ),
     "rd_kafka_topic_partition_list_destroy": (None, (_ListPointer,)),
+    "rd_kafka_topic_new": (c_void_p, (c_void_p, c_char_p, c_void_p)),
+    "rd_kafka_topic_destroy": (None, (c_void_p,)),
+    "rd_kafka_metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int)),
+    "rd_kafka_metadata_destroy": (None, (c_void_p,)),
     "rd_kafka_committed": (c_int, (c_void_p, _ListPointer, c_int)),
     "rd_kafka_commit_queue": (c_int, (c_void_p, _ListPointer, c_void_p, c_void_p, c_void_p)),
     "rd_kafka_queue_new": (c_void_p, (c_void_p,)),
@@ -258,6 +262,26 @@ def committed(
         if error:
             raise KafkaException(KafkaError(error))
         return list(_read(asked))
+
+
+def refresh_metadata(client: Consumer, topic: str | None, timeout_s: float) -> None:
+    """Make the client look up the leaders of a topic, or of all topics. Raises KafkaException.
+
+    Blocks, up to ``timeout_s``. Also within a rebalance callback: ``list_topics()`` there takes the
+    thread's state from the ``consume()`` that runs the callback, and the next callback of that
+    ``consume()`` aborts the process (confluent-kafka 2.16: ``CallState_get: Assertion``).
+    """
+    calls, rk, found = library(), handle(client), c_void_p()
+    one = None if topic is None else calls.rd_kafka_topic_new(rk, topic.encode(), None)
+    try:
+        every = int(topic is None)
+        error = calls.rd_kafka_metadata(rk, every, one, ctypes.byref(found), _ms(timeout_s))
+    finally:
+        if one is not None:
+            calls.rd_kafka_topic_destroy(one)
+    if error:
+        raise KafkaException(KafkaError(error))
+    calls.rd_kafka_metadata_destroy(found)
 
 
 class CommitQueue:

@@ -135,7 +135,7 @@ def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> No
     deadline = time.monotonic() + timeout_s
     for topic in sorted(topics) if len(topics) <= REFRESHED_MAX else [None]:
         with suppress(KafkaException):  # no broker answers: the caller retries
-            consumer.list_topics(topic, timeout=max(AGAIN_S, deadline - time.monotonic()))
+            clib.refresh_metadata(consumer, topic, max(AGAIN_S, deadline - time.monotonic()))
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -28,8 +30,8 @@ class Client:
         self.refreshed: list[str | None] = []
         self.fails = False
 
-    def list_topics(self, topic: str | None, timeout: float) -> None:
-        """Refresh."""
+    def refresh(self, topic: str | None, _timeout_s: float) -> None:
+        """As clib.refresh_metadata."""
         self.refreshed.append(topic)
         if self.fails:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
@@ -45,6 +47,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
         return {where: Bounds(0, 5) for where in wanted if known or where[1] == 0}
 
     monkeypatch.setattr(clib_offsets, "bounds", answered)
+    monkeypatch.setattr(clib, "refresh_metadata", Client.refresh)
     return made
 
 
@@ -76,6 +79,37 @@ def test_a_refresh_that_fails_leaves_the_partition_out(client: Client) -> None:
     """No broker answers: what was found is returned, and the caller asks again later."""
     client.fails = True
     assert soon(client, HERE, 0.15) == {HERE[0]}
+
+
+IN_A_CALLBACK = """
+import time
+from confluent_kafka import Consumer, Producer
+from weft.kafka.clib_offsets import refresh
+served = []
+consumer = Consumer({"test.mock.num.brokers": 1, "group.id": "g", "session.timeout.ms": 6000, "log_level": 0,
+                     "statistics.interval.ms": 5, "stats_cb": served.append})
+servers = [f"{one.host}:{one.port}" for one in consumer.list_topics(timeout=60).brokers.values()]
+producer = Producer({"bootstrap.servers": servers[0]})
+producer.produce("orders", b"")
+assert producer.flush(60) == 0
+looked_up = []
+def on_assign(consumer, partitions):
+    for topics in (["orders"], ["no such topic"], [str(n) for n in range(11)]):
+        refresh(consumer, topics, 60)
+    looked_up[:] = [len(served)]
+    time.sleep(0.1)  # more callbacks are due
+consumer.subscribe(["orders"], on_assign=on_assign)
+deadline = time.monotonic() + 60
+while not looked_up or len(served) == looked_up[0]:
+    assert time.monotonic() < deadline
+    consumer.consume(10, 0.1)
+"""
+
+
+def test_a_refresh_in_a_rebalance_callback_leaves_the_next_callback_alive() -> None:
+    """list_topics() there made confluent-kafka abort the process: 134, by the next callback."""
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], check=False, timeout=240)
+    assert done.returncode == 0
 
 
 def measured(client: Any) -> Any:
