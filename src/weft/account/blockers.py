@@ -201,6 +201,10 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
             row["by"] = shown_text(failure.held_by.claimed_by) or None
         elif work.state == states.PARKED:
             row["by"] = failure.exhausted_by or None
+            partition = work.partition
+            hold = partition.holds.get(partition.lanes.key_of(work.record))
+            if hold is not None and hold.until > at:
+                row["reason"] = shown_text(hold.reason) or None
         waiting = row
     allowed = (spec if work is None else work).retry.attempts
     free = 0 if work is None or work.failure is None else work.failure.shared

@@ -113,7 +113,8 @@ FIELDS: dict[str, str] = {
     "null: neither parked nor held, or until it is released",
     "blockers[].by": "of a parked record how it was given up, as in `weft parked ls`; of a held "
     "one who held it, by their own account; null: unknown",
-    "blockers[].reason": "of the command that holds it; null: unknown, as after a restart",
+    "blockers[].reason": "of the command that holds it, or the key of a parked one; null: unknown, "
+    "as after a restart",
     "blockers[].error_hash": "in place of `last_error` where only a commit remembers it",
     "parked[]": "parked records, those that have been parked for longest first, at most 50; rows "
     "as in `blockers[]`, without `done_beyond`, `at_frontier`, `timeout_s`, `executor`, `stack`, "

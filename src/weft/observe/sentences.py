@@ -157,6 +157,12 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
     if not row.get("last_error"):  # a commit remembers that it is parked, not why and since when
         text = f"was parked before this member had its partition, {ended}; the log of then has why"
     command = ""
+    if row.get("reason"):  # a command to the record alone would be refused
+        topic = row.get("topic", "TOPIC")
+        return f"{text}; its key is held by a command ({row['reason']})", (
+            f"weft key release --topic {topic} --key KEY --reason TEXT ends the hold and gives it "
+            "new attempts"
+        )
     if "topic" in row:
         place = f"{row['topic']}:{row['partition']}:{row['offset']}"
         command = f": `weft record retry {place} --reason TEXT`"

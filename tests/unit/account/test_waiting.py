@@ -71,6 +71,16 @@ def test_a_parked_record_has_its_cause_and_what_waits_behind_it(make_desk):
     assert "story" not in row
 
 
+@pytest.mark.parametrize("for_s", [60.0, 0.5])
+def test_a_parked_record_of_a_held_key_has_the_reason_of_the_hold(make_desk, for_s):
+    """A command to the record alone is refused while the hold lasts; no longer."""
+    desk = parking(make_desk, 1)
+    hold(desk, Target("t", b"k0"), UNIX_S + for_s)
+    desk.pass_time(1.0)
+    (row,) = shot_of(desk)["parked"]
+    assert (row["by"], row["reason"]) == ("attempts", "being repaired" if for_s > 1.0 else None)
+
+
 def test_what_was_parked_before_is_listed_with_the_hash_of_its_error(make_desk):
     """A commit remembers no text."""
     desk = make_desk(HandlerSpec("h"))

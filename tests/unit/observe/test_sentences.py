@@ -323,6 +323,13 @@ def test_a_parked_record_is_released_by_a_command_to_copy():
     assert "`" not in RECORD_IN["parked"]({"attempts": 5, "for_s": 1.0}, "")[1]
 
 
+def test_a_parked_record_of_a_held_key_is_released_with_its_key():
+    """`weft record retry` is refused until the hold is over."""
+    sentence = record_sentence(record("parked", attempts=5, reason="being repaired"))
+    assert sentence.text.endswith("its key is held by a command (being repaired).")
+    assert sentence.next.startswith("weft key release --topic orders --key KEY --reason TEXT ends")
+
+
 def test_of_several_causes_the_first_is_named_and_its_consequences_last():
     """A broker that is away fills the buffers and the slots; the lines about those say so."""
     halts = [
