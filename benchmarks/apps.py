@@ -6,7 +6,6 @@ handler call to the last completion, as in java/Bench.java.
 
 import asyncio
 import json
-import resource
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import weft
 from benchmarks.sleeps import table_s
-from benchmarks.threads import spent, thread_seconds
+from benchmarks.threads import spent, switches, thread_seconds
 
 Handler = Callable[[weft.Record], Awaitable[None]] | Callable[[weft.Record], None]
 
@@ -77,13 +76,13 @@ class Meter:
 
     def start(self) -> None:
         """The first call begins."""
-        self.started_threads, self.started_switches = thread_seconds(), _switches()
+        self.started_threads, self.started_switches = thread_seconds(), switches()
         self.started_s, self.started_cpu_s = time.perf_counter(), time.process_time()
 
     def finish(self) -> None:
         """The last call has ended."""
         self.finished_s, self.finished_cpu_s = time.perf_counter(), time.process_time()
-        self.finished_threads, self.finished_switches = thread_seconds(), _switches()
+        self.finished_threads, self.finished_switches = thread_seconds(), switches()
 
     def row(self) -> dict[str, Any]:
         """What was measured between the two."""
@@ -96,11 +95,6 @@ class Meter:
             "switches": self.finished_switches - self.started_switches,
             "threads": spent(self.started_threads, self.finished_threads),
         }
-
-
-def _switches() -> int:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_nvcsw + used.ru_nivcsw
 
 
 def main() -> None:

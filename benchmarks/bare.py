@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.loops import new_event_loop
 from benchmarks.sleeps import sleep_s
+from benchmarks.threads import switches
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,18 @@ class BareSpec:
     records: int
     workers: int
     lanes: int | None
+    #: with threads: processor time of Python in each call, after its sleep
+    python_us: float = 0.0
 
 
 def main() -> None:
-    """Print the seconds from the first sleep to the end of the last, and the CPU time, as JSON."""
+    """Print what was measured from the first sleep to the end of the last, as JSON."""
     spec = BareSpec(**json.loads(sys.argv[1]))
-    run = _run_async if spec.kind == "async" else _run_threads
-    seconds = run(queues(spec))
-    print(json.dumps({"seconds": seconds, "cpu_s": time.process_time(), "records": spec.records}))
+    if spec.kind == "async":
+        row: dict[str, float] = {"seconds": _run_async(queues(spec))}
+    else:
+        row = _run_threads(queues(spec), spec.python_us / 1e6)
+    print(json.dumps({**row, "cpu_s": time.process_time(), "records": spec.records}))
 
 
 def queues(spec: BareSpec) -> list[Iterator[float]]:
@@ -60,22 +65,30 @@ def _run_async(queues: list[Iterator[float]]) -> float:
         return runner.run(all_workers())
 
 
-def _run_threads(queues: list[Iterator[float]]) -> float:
+def _run_threads(queues: list[Iterator[float]], python_s: float) -> dict[str, float]:
     gate = threading.Barrier(len(queues) + 1)
 
     def worker(queue: Iterator[float]) -> None:
         gate.wait()
         for seconds in queue:
             time.sleep(seconds)
+            if python_s:
+                until = time.thread_time() + python_s
+                while time.thread_time() < until:
+                    pass
 
     threads = [threading.Thread(target=worker, args=(queue,)) for queue in queues]
     for thread in threads:
         thread.start()
-    started = time.perf_counter()
+    switched, on_cpu, started = switches(), time.process_time(), time.perf_counter()
     gate.wait()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - started
+    return {
+        "seconds": time.perf_counter() - started,
+        "calls_cpu_s": time.process_time() - on_cpu,
+        "switches": switches() - switched,
+    }
 
 
 if __name__ == "__main__":

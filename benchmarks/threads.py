@@ -1,5 +1,6 @@
 """Processor time by thread of this process: it says who pays, on a busy machine, too."""
 
+import resource
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,3 +30,9 @@ def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
     took = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     ordered = sorted(took.items(), key=lambda one: -one[1])
     return {name: round(seconds, 4) for name, seconds in ordered if seconds >= 0.001}
+
+
+def switches() -> int:
+    """How often the threads of this process have given their processor away so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_nvcsw + used.ru_nivcsw
