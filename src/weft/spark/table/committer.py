@@ -124,6 +124,8 @@ class Committer:
         except Exception as error:
             _log.exception("the table's writer broke, please report it with this trace")
             self._on_unfit(f"the writer of {self._store.name} broke: {type(error).__name__}")
+        finally:
+            self._store.close()
 
     def _wait_s(self) -> float:
         """How long until rows are to be added."""

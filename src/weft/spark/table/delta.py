@@ -96,6 +96,9 @@ class DeltaStore:
         self._known = version, progress
         return version
 
+    def close(self) -> None:
+        """Nothing stays open between two calls."""
+
     def _app(self, source: Source | None = None) -> str:
         """The id of an application transaction, readable in the log."""
         parts = [] if source is None else [source.topic, source.topic_id, str(source.number)]

@@ -11,6 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -80,6 +81,10 @@ class IcebergStore:
         snapshot = self._table.current_snapshot()
         return 0 if snapshot is None else snapshot.snapshot_id
 
+    def close(self) -> None:
+        """Close the catalog: one in a database has a pool of connections."""
+        self._table.catalog.close()
+
 
 def small(kind: pa.DataType) -> pa.DataType:
     """Iceberg's smallest whole number has 32 bits."""
@@ -90,19 +95,23 @@ def opened(
     catalog: str | Mapping[str, str], name: str, columns: pa.Schema | None, group: str
 ) -> IcebergStore:
     """The table of this name, created if missing; raises ConfigError in one line."""
-    try:
-        given = {"name": catalog} if isinstance(catalog, str) else catalog
-        # A catalog in a database separates tables by the name under which it is opened.
-        store = IcebergStore(_table(load_catalog(**{"name": None, **given}), name, columns), group)
-        if columns is not None:
-            check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
-        try_out(store)
-    except ConfigError:
-        raise
-    except Exception as error:  # of the catalog's own library, whichever that is
-        reason = first_line(error)
-        raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
-    return store
+    with ExitStack() as if_refused:
+        try:
+            given = {"name": catalog} if isinstance(catalog, str) else catalog
+            # A catalog in a database separates tables by the name under which it is opened.
+            held = load_catalog(**{"name": None, **given})
+            if_refused.callback(held.close)
+            store = IcebergStore(_table(held, name, columns), group)
+            if columns is not None:
+                check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
+            try_out(store)
+        except ConfigError:
+            raise
+        except Exception as error:  # of the catalog's own library, whichever that is
+            reason = first_line(error)
+            raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
+        if_refused.pop_all()
+        return store
 
 
 def _table(catalog: Catalog, name: str, columns: pa.Schema | None) -> Table:

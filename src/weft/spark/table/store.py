@@ -45,6 +45,9 @@ class Store(Protocol):
         Raises Moved if another writer has written since `read`, and Unfit.
         """
 
+    def close(self) -> None:
+        """Close its connections."""
+
 
 def try_out(store: Store) -> None:
     """Write once without a row: missing permissions are reported before anything starts."""

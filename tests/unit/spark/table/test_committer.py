@@ -155,7 +155,7 @@ class Faulty:
 
     def __init__(self, inner, faults: list[str]) -> None:
         self._inner, self.faults, self.name = inner, faults, inner.name
-        self.columns = inner.columns
+        self.columns, self.close = inner.columns, inner.close
 
     def read(self, wanted):
         return self._inner.read(wanted)
@@ -231,3 +231,15 @@ def test_a_line_that_broke_asks_again(tmp_path) -> None:
     line.hear({"id": said[1]["id"], "version": 3})
     thread.join(LIMIT_S)
     assert answers == [{"id": said[1]["id"], "version": 3}]
+
+
+def test_its_end_closes_the_table(tmp_path, monkeypatch) -> None:
+    """On its own thread, which alone uses the table."""
+    fleet = Fleet(tmp_path)
+    closed: list[str] = []
+    monkeypatch.setattr(
+        fleet.store, "close", lambda: closed.append(threading.current_thread().name)
+    )
+    fleet.committer.start()
+    fleet.committer.close()
+    assert closed == ["weft-table"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as DeltaLog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from weft.errors import ConfigError
 from weft.spark.table import DeltaTable, IcebergTable
@@ -22,7 +23,7 @@ Open = Callable[..., Store]
 
 
 @pytest.fixture(params=["delta", "iceberg"])
-def opened(request, tmp_path) -> Open:
+def opened(request, tmp_path) -> Iterator[Open]:
     """Opens the table for a group, as often as asked."""
     catalog = {
         "type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/w"
@@ -32,7 +33,15 @@ def opened(request, tmp_path) -> Open:
         if request.param == "delta"
         else IcebergTable(catalog, "ns.t", "n int")
     )
-    return lambda group="g", columns=COLUMNS: sink.opened(columns, group)
+    stores: list[Store] = []
+
+    def opened(group: str = "g", columns: pa.Schema = COLUMNS) -> Store:
+        stores.append(sink.opened(columns, group))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
 
 
 def rows(*offsets: int) -> pa.Table:
@@ -129,6 +138,25 @@ def test_a_catalog_that_is_not_there_is_one_line(catalog, said) -> None:
     """With what the library says of it."""
     with pytest.raises(ConfigError, match=rf"^sink: the Iceberg table ns.t {said}[^\n]*$"):
         IcebergTable(catalog, "ns.t", "n int").opened(COLUMNS, "g")
+
+
+def test_a_table_that_is_refused_leaves_no_catalog_open(tmp_path, monkeypatch) -> None:
+    """A catalog in a database has a pool of connections; so has one that is closed by its store."""
+    closed: list[str] = []
+    close = SqlCatalog.close
+
+    def counted(self: SqlCatalog) -> None:
+        closed.append(self.name)
+        close(self)
+
+    monkeypatch.setattr(SqlCatalog, "close", counted)
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "name": "c",
+               "warehouse": f"file://{tmp_path}/w"}  # fmt: skip
+    with pytest.raises(ConfigError, match="there is no Iceberg table"):
+        IcebergTable(catalog, "ns.t").opened(None, "g")
+    assert closed == ["c"]
+    IcebergTable(catalog, "ns.t", "n int").opened(COLUMNS, "g").close()
+    assert closed == ["c", "c"]
 
 
 @pytest.mark.parametrize(
