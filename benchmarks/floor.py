@@ -111,7 +111,7 @@ def _row(
 
 def _switches(rows: list[dict[str, Any]]) -> float:
     """Context switches per record."""
-    return statistics.median(row["switches"] / row["records"] for row in rows)
+    return float(statistics.median(row["switches"] / row["records"] for row in rows))
 
 
 def _us(row: dict[str, Any]) -> float:
