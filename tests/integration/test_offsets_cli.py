@@ -258,6 +258,8 @@ def test_set_refuses_bad_input_in_one_line(group: str, at: list[str]):
         ([*where, "--partition", "3", "--offset", "5"], "has no partition 3, only 0 to 2"),
         ([*where, "--partition", "0", "--offset", "201"], "holds offsets 0 to 200, not 201"),
         ([*where, "--to-timestamp", "yesterday"], "'yesterday' is not a time"),
+        ([*where, "--to-timestamp", "1" * 5000], "is not a time"),
+        ([*where, "--to-timestamp", "1767225600000000"], "past the year 9999: give milliseconds"),
         ([*where[:-1], "no-such-topic", "--to-latest"], "topic no-such-topic does not exist"),
         (["--group", "nobody", *where[2:], "--to-latest"], "group nobody does not exist"),
     ]

@@ -89,6 +89,11 @@ def replay(
     for name in (topic, to):
         if name is not None:
             check_topic(name)
+    if to == topic:
+        raise ConfigError(
+            f"--to {to} is the dead-letter topic itself: a replay would turn its letters into "
+            "records that have no source; omit --to to send them home"
+        )
     if rate is not None and not is_positive(rate):
         raise ConfigError(f"--rate {rate}: give letters per second, above 0")
     if not is_positive(outcome_timeout):

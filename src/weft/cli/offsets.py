@@ -25,6 +25,8 @@ app = typer.Typer(
 
 #: runs of offsets shown in a table; further ones are only counted
 _RUNS_SHOWN = 8
+#: the last UNIX millisecond of the year 9999
+_LAST_MS = 253_402_300_799_999
 
 _Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
@@ -221,16 +223,21 @@ def _timestamp_ms(text: str | None) -> int | None:
     """UNIX milliseconds of the option's text; a time without a zone is UTC."""
     if text is None:
         return None
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
+        if text.isdecimal():
+            found = int(text)
+        else:
+            moment = datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            found = int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"--to-timestamp {text!r} is not a time: write 1767225600000 or 2026-01-01T00:00:00Z"
+            f"--to-timestamp {text!r:.60} is not a time: write 1767225600000 or "
+            "2026-01-01T00:00:00Z"
         ) from None
+    if found > _LAST_MS:  # micro- or nanoseconds would skip everything
+        raise ConfigError(f"--to-timestamp {text:.60} is past the year 9999: give milliseconds")
+    return found
 
 
 def _as_json(found: OffsetMap) -> dict[str, Any]:

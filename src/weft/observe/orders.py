@@ -227,6 +227,8 @@ def settings_of(words: list[str]) -> dict[str, float | None]:
         name, equals, text = word.partition("=")
         if not equals:
             _refuse(f"{word!r:.60}: write NAME=VALUE, such as concurrency=50")
+        if name in given:
+            _refuse(f"{name:.60} is given twice: give one value")
         if re.fullmatch(r"\d{1,9}", text):
             given[name] = int(text)
         else:

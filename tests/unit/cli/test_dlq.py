@@ -214,6 +214,7 @@ def test_map_repairs_and_shows_what_it_does(kafka, dlq, tmp_path, monkeypatch):
         (("replay", "nowhere"), "topic nowhere does not exist"),
         (("ls", "no/topic"), "cannot be a topic"),
         (("replay", DLQ, "--to", "nowhere"), "topic nowhere, where letter orders.dlq:0:0 belongs"),
+        (("replay", DLQ, "--to", DLQ, "--yes"), "is the dead-letter topic itself"),
         (("replay", DLQ, "--to", "wide"), "has 3 partitions and orders has 2"),
         (("replay", DLQ, "--where", "error.type = 3"), "error.type ^= 3"),
         (("ls", DLQ, "--where", "kee == 3"), "did you mean key?"),

@@ -109,9 +109,9 @@ def test_settings_of_the_command_line():
 
 @pytest.mark.parametrize(
     "word", ["concurrency", "concurrency=0", "concurrency=2.5", "rate_limit_per_s=0",
-             "rate_limit_per_s=nan", "concurrency=", "timeout_s=0"],
+             "rate_limit_per_s=nan", "concurrency=", "timeout_s=0", "timeout_s=1 timeout_s=2"],
 )  # fmt: skip
 def test_settings_that_are_none(word):
     """One line."""
     with pytest.raises(ConfigError):
-        settings_of([word])
+        settings_of(word.split(" "))
