@@ -45,6 +45,11 @@ class Routes:
         """The patterns."""
         return [pattern.pattern for pattern, _ in self._patterns]
 
+    def reads(self, topic: str) -> str | None:
+        """The topic's literal name or the pattern that matches it; None if there is none."""
+        matching = (one.pattern for one, _ in self._patterns if one.match(topic))
+        return topic if topic in self._literal else next(matching, None)
+
     def options_of(self, topic: str) -> HandlerOptions:
         """The options of the topic's handler; raises ConfigError as `handler_of`."""
         return self._handlers[self.handler_of(topic)]

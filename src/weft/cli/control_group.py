@@ -47,6 +47,8 @@ class ByTopic:
         self._topic, self._group, self._bootstrap = topic, group, kafka.bootstrap_servers
         self._connection: Connection = connected(kafka, group)
         self._reason = ""
+        #: records of a control topic, and others
+        self._ours = self._others = False
 
     def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
         """The answers, and member and detail of each missing answer.
@@ -63,7 +65,7 @@ class ByTopic:
         place = command_key(self._group, given)
 
         def wanted(key: bytes) -> bool:
-            kind, group, what = kind_of(key) or ("", "", ())
+            kind, group, what = self._kind_of(key)
             mine = kind == BEAT or (kind == ANSWER and what[:1] == (given.id,))
             return key == place or (group == self._group and mine)
 
@@ -100,7 +102,7 @@ class ByTopic:
             self._check_topic(admin)
 
         def wanted(key: bytes) -> bool:
-            kind, group, _ = kind_of(key) or ("", "", ())
+            kind, group, _ = self._kind_of(key)
             return group == self._group and kind in (COMMAND, ANSWER)
 
         with closing(self._words(wanted)) as words:
@@ -134,6 +136,11 @@ class ByTopic:
                 f"with App(control={self._topic!r}) makes it when it starts"
             )
 
+    def _kind_of(self, key: bytes) -> tuple[str, str, tuple[Any, ...]]:
+        found = kind_of(key)
+        self._ours, self._others = self._ours or found is not None, self._others or found is None
+        return found or ("", "", ())
+
     def _words(self, wanted: Callable[[bytes], bool]) -> WordsPort:
         topic = self._topic
         return self._connection.last_words(topic, wanted, self._failed, whole=True, of_now=of_now)
@@ -142,6 +149,12 @@ class ByTopic:
         if not _within(ANSWERS_S, words.is_read):
             raise FatalError(
                 f"control topic {self._topic} cannot be read: {self._reason or 'no answer'}"
+            )
+        words.last()
+        if self._others and not self._ours:  # a command would be a record for its consumers
+            raise ConfigError(
+                f"topic {self._topic} is no control topic: no record of it is a command, and it "
+                "has others; --control takes the topic of App(control=…)"
             )
 
     def _missing(

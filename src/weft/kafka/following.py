@@ -67,7 +67,8 @@ class LastWords:
         """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails.
 
         `whole`: from the start of the topic instead of the last hour, only records that the
-        broker's clock stamped, and with tombstones as empty values. `of_now`: keys that have a
+        broker's clock stamped, with tombstones as empty values, and `wanted` sees an empty key for
+        each record without one. `of_now`: keys that have a
         separate limit.
         """
         self._properties = {
@@ -171,7 +172,9 @@ class LastWords:
         if by_broker:
             self._broker_s = at - time.monotonic()
         key, value = message.key(), message.value()
-        if key is None or not self._wanted(bytes(key)):
+        if key is None and not self._whole:
+            return
+        if not self._wanted(bytes(key or b"")) or key is None:
             return
         if self._whole and not by_broker:
             self._failed("its messages have no time of the broker: " + NOT_STAMPED)

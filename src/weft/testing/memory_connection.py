@@ -36,7 +36,9 @@ class MemoryWords:
         with self._kafka.changed:
             for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
                 for record in self._kafka.broker.logs[self._topic, number].records:
-                    if record.key is not None and self._wanted(record.key):
+                    if record.key is None and not self._whole:
+                        continue
+                    if self._wanted(record.key or b"") and record.key is not None:
                         at = record.timestamp_ms / 1e3
                         word = Word(record.value or b"", at, record.offset)
                         words.pop(record.key, None)  # in order of arrival

@@ -165,6 +165,21 @@ def test_a_topic_that_is_not_there_is_one_line(group):
     assert "App(control='nowhere') makes it" in err
 
 
+@pytest.mark.parametrize("key", [b"customer", None])
+def test_a_topic_of_other_records_is_not_written_to(group, key):
+    """A command would be a record for its consumers; it may have records of other groups."""
+    group.start()
+    group.kafka.create_topic("orders")
+    group.kafka.produce("orders", b"an order", key)
+    for words in (["pause"], ["key", "hold", "--topic", "a", "--key", "k"]):
+        code, _, err = group.asked(*words, topic="orders")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert "topic orders is no control topic: no record of it is a command" in err
+    at = ("--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
+    assert command(["control", "log", "--control", "orders", *at]) == 2
+    assert [one.value for one in group.kafka.records("orders")] == [b"an order"]
+
+
 @pytest.mark.parametrize("more", [[], ["--group", "g", "--url", "http://127.0.0.1:1"]])
 def test_a_topic_requires_a_group_and_no_url(capsys, more):
     """One line."""

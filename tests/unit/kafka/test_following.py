@@ -175,6 +175,14 @@ def test_a_whole_topic_is_read_from_its_beginning_to_its_end(whole):
     assert whole.failed == []
 
 
+def test_in_a_whole_topic_a_record_without_a_key_is_seen(whole):
+    """As an empty key, so that it is refused like any other record that is no command."""
+    seen = []
+    whole._wanted = lambda key: bool([seen.append(key)])
+    whole._take(stamped(None, b"1", 0))
+    assert (seen, whole.last()) == ([b""], {})
+
+
 def test_in_a_whole_topic_a_tombstone_is_an_empty_word(whole):
     """So a key that was left out is not taken for one."""
     whole._take(stamped(b"a", b"1", 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.errors import FatalError
+from weft.errors import ConfigError, FatalError
 from weft.kafka.ports import KafkaUnavailable
 from weft.routing import Routes
 from weft.runtime.run import preflight
@@ -48,10 +48,14 @@ class Cluster:
         """Its address."""
         return "kafka:9092"
 
-    def start(self, stopped=lambda: False, **options):
+    def matching(self, patterns: list[str], timeout_s: float) -> list[str]:
+        """None yet: a topic that Weft makes is made at the start."""
+        return []
+
+    def start(self, stopped=lambda: False, topic="t", handler=None, **options):
         """Check it for an app."""
         app = weft.App(group="g", kafka={"bootstrap.servers": "x:1"}, **options)
-        app.consume("t")(print)
+        app.consume(topic, **handler or {})(print)
         routes = Routes(app.handlers)
         return check_cluster(self, self, routes, app.handlers, app.options, stopped)
 
@@ -97,3 +101,23 @@ def test_a_missing_topic_of_reports_is_created(monkeypatch, missing):
     cluster.missing = set(missing)
     cluster.start(reports="seen")
     assert cluster.created == sorted(missing)
+
+
+@pytest.mark.parametrize("name", ["control", "reports"])
+@pytest.mark.parametrize(
+    ("topic", "handler", "reason"),
+    [
+        ("own", {}, "a handler reads this topic, and would handle what members write there"),
+        ("^o.*", {}, "a handler reads this topic by the pattern '^o.*'"),
+        ("t", {"output": "own"}, "a handler writes to this topic"),
+        ("t", {"on_exhausted": weft.DeadLetter("own")}, "a handler writes to this topic"),
+        ("t", {"on_exhausted": weft.DeadLetter("own", on_missing="create")}, "a handler writes"),
+    ],
+)
+def test_a_topic_of_wefts_own_records_is_no_handlers(monkeypatch, name, topic, handler, reason):
+    """It would handle the heartbeats and reports of all members, or write among the commands."""
+    with pytest.raises(ConfigError, match="own") as refused:
+        Cluster(0.0, monkeypatch).start(topic=topic, handler=handler, **{name: "own"})
+    assert f"App({name}='own'): " in str(refused.value)
+    assert reason in str(refused.value)
+    assert Cluster(0.0, monkeypatch).start(topic="t", **{name: "own"}) == ["t"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from weft.app_options import AppOptions
@@ -69,6 +69,7 @@ def check_cluster(
         for topic in topics:
             routes.handler_of(topic)  # refuses a topic that two patterns match
         wanted, create = targets(routes, handlers, topics)
+        _refuse_own(options, routes, wanted)
         wanted |= dict.fromkeys(routes.literal, "")
         sources = {one for target in create.values() for one in target}
         found = admin.describe(sorted({*wanted, *sources}), ask_s) if wanted else {}
@@ -107,6 +108,25 @@ def check_cluster(
         # time.
         time.sleep(min(PAUSE_S, left_s))
         ask_s = min(2 * ask_s, ANSWER_S)
+
+
+def _refuse_own(options: AppOptions, routes: Routes, written: Container[str]) -> None:
+    """ConfigError if handlers read a topic of Weft's own records, or write to it."""
+    for name in ("control", "reports"):
+        topic = getattr(options, name)
+        if topic is None:
+            continue
+        if (read := routes.reads(topic)) is not None:
+            where = "" if read == topic else f" by the pattern {read!r}"
+            raise ConfigError(
+                f"App({name}={topic!r}): a handler reads this topic{where}, and would handle what "
+                "members write there: name another topic, which no handler reads"
+            )
+        if topic in written:
+            raise ConfigError(
+                f"App({name}={topic!r}): a handler writes to this topic (output= or DeadLetter): "
+                "name another topic"
+            )
 
 
 def _make_control(admin: AdminPort, topic: str, ask_s: float) -> None:
