@@ -56,7 +56,7 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
     """Put the record into its lane, before `first`. False: `first` waits outside the chain."""
     lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
     size = content_bytes(record.key, record.value, record.headers)
-    work = Work(record, partition, size)
+    work = Work.one(record, size, partition)
     same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
     behind = None
     if same:

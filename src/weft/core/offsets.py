@@ -65,7 +65,7 @@ class Offsets:
             works = []
             for record, size in zip(records, sizes, strict=True):
                 if self._wants(record.offset):
-                    self.incomplete[record.offset] = work = Work(record, epoch, size)
+                    self.incomplete[record.offset] = work = Work.one(record, size, epoch)
                     works.append(work)
             return works
         if self.expected:
@@ -114,7 +114,7 @@ class Offsets:
 
     def back(self, record: Record, size: int, epoch: Any) -> Work:
         """A record was fetched again."""
-        work = self.incomplete[record[2]] = Work(record, epoch, size)
+        work = self.incomplete[record[2]] = Work.one(record, size, epoch)
         return work
 
     def gone(self, offset: int) -> None:

@@ -7,9 +7,8 @@ A work is created when its record is received and dropped when it is done. Its p
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft.codec.rider import error_hash
@@ -57,35 +56,34 @@ class Work:
         "size", "state", "tags",
     )  # fmt: skip
 
+    record: Record
+    offset: int
+    #: the partition epoch it belongs to; never changes
+    partition: Partition
+    size: int
+    state: int
     #: when its latest attempt was passed on, on the engine's clock; not set before the first
     since: float
     #: results of the user's functions for it; set only if there are such functions
     tags: Tags
-
-    def __init__(self, record: Record, partition: Partition, size: int) -> None:
-        self.record = record
-        self.offset = record[2]
-        #: the partition epoch it belongs to; never changes
-        self.partition = partition
-        self.size = size
-        self.state = QUEUED
-        #: the next record in its lane; a lane is this chain, its tail is in partition.lanes
-        self.next: Work | None = None
-        self.failure: Failure | None = None
-        #: set while its lane has, or had, a failing record
-        self.charge: LaneCharge | None = None
-        #: its outputs (exactly_once: until the transaction), later the stored results
-        self.outputs: Any = None
-        #: the batch call that it is in, or was in last
-        self.call: Call | None = None
+    #: the next record in its lane; a lane is this chain, its tail is in partition.lanes
+    next: Work | None
+    failure: Failure | None
+    #: set while its lane has, or had, a failing record
+    charge: LaneCharge | None
+    #: its outputs (exactly_once: until the transaction), later the stored results
+    outputs: Any
+    #: the batch call that it is in, or was in last
+    call: Call | None
 
     @classmethod
     def several(
-        cls, records: Sequence[Record], sizes: Sequence[int], partition: Partition
+        cls, records: Iterable[Record], sizes: Iterable[int], partition: Partition
     ) -> list[Work]:
-        """One per record, like the constructor, without a call for each."""
-        works: list[Work] = list(map(object.__new__, repeat(cls, len(records))))
-        for work, record, size in zip(works, records, sizes, strict=True):
+        """One per record. No `__init__`: its call would cost as much as the rest."""
+        works: list[Work] = []
+        for record, size in zip(records, sizes, strict=True):
+            work = cls()
             work.record = record
             work.offset = record[2]
             work.partition = partition
@@ -96,7 +94,13 @@ class Work:
             work.charge = None
             work.outputs = None
             work.call = None
+            works.append(work)
         return works
+
+    @classmethod
+    def one(cls, record: Record, size: int, partition: Partition) -> Work:
+        """For one record."""
+        return cls.several((record,), (size,), partition)[0]
 
     def move(self, state: int) -> None:
         """Change the state, by the table."""

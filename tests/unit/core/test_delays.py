@@ -19,7 +19,7 @@ GROWING = Retry(attempts=None, delay_s=1.0, multiplier=2.0, delay_max_s=60.0, ji
 
 def failed(attempts: int, shared: int = 0) -> Work:
     """A record that has failed so often."""
-    work = Work(Record("t", 3, 5, 0, None, b""), None, 1)
+    work = Work.one(Record("t", 3, 5, 0, None, b""), 1, None)
     work.failure = failure = Failure(SharedTexts())
     failure.attempts, failure.shared = attempts, shared
     return work

@@ -259,6 +259,6 @@ def test_snapshot_is_plain_data(make_desk):
 def test_forbidden_change_of_state_is_an_internal_error():
     """A change that is not in the table tells which record it was."""
     part = Partition.__new__(Partition)
-    work = Work(Record("t", 0, 7, 0, None, b""), part, 1)
+    work = Work.one(Record("t", 0, 7, 0, None, b""), 1, part)
     with pytest.raises(states.InternalError, match="queued to queued"):
         work.move(states.QUEUED)

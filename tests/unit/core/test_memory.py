@@ -229,7 +229,7 @@ def test_what_is_forgotten_and_kept_again_is_there_once():
     assert memory.start_over(1)
     assert memory.start_over(2)
     assert not memory.start_over(2)
-    work = Work(Record("t", 0, 1, 0, None, b""), None, 1)
+    work = Work.one(Record("t", 0, 1, 0, None, b""), 1, None)
     work.failure = Failure(SharedTexts())
     work.failure.attempts = 2
     memory.keep(work)

@@ -22,7 +22,7 @@ TOO_LARGE = ErrorInfo("MSG_SIZE_TOO_LARGE", "too large")
 def letter_of(record: Record, letters: Letters | None = None):
     """Its dead letter, after one attempt."""
     handler = SimpleNamespace(spec=SimpleNamespace(name="h", on_exhausted=DeadLetter("t.dlq")))
-    work = Work(record, SimpleNamespace(handler=handler), 1)
+    work = Work.one(record, 1, SimpleNamespace(handler=handler))
     return (letters or Letters("g")).of(work, "t.dlq", ERROR)
 
 
@@ -77,7 +77,7 @@ def shown(policy: DeadLetter, record: Record) -> Any:
     """The letter of a record under this policy."""
     handler = SimpleNamespace(spec=SimpleNamespace(name="h", on_exhausted=policy))
     partition: Any = SimpleNamespace(handler=handler)
-    return Letters("g").of(Work(record, partition, 1), "t.dlq", ERROR)
+    return Letters("g").of(Work.one(record, 1, partition), "t.dlq", ERROR)
 
 
 SECRET = Record("t", 0, 7, 0, b"k", b"secret", (("h", b"secret"),))

@@ -214,7 +214,7 @@ def test_a_second_reader_takes_no_call_from_the_first() -> None:
 def work_of(state: int = states.RUNNING, *, partition: int = states.OPEN) -> Any:
     """A record in that state, of a partition in that state."""
     place: Any = SimpleNamespace(state=partition, handler=SimpleNamespace(index=0))
-    work = Work(Record("t", 0, 0, 0, None, b""), place, 0)
+    work = Work.one(Record("t", 0, 0, 0, None, b""), 0, place)
     work.state = state
     return work
 

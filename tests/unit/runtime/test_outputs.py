@@ -58,7 +58,7 @@ def outputs(producer, monkeypatch) -> Outputs:
 def sending() -> Work:
     """A record that waits for its outputs."""
     handler = SimpleNamespace(spec=HandlerSpec("h"))
-    work = Work(Record("t", 0, 0, 0, b"k", b"v"), SimpleNamespace(handler=handler), 1)
+    work = Work.one(Record("t", 0, 0, 0, b"k", b"v"), 1, SimpleNamespace(handler=handler))
     work.state = states.SENDING
     return work
 

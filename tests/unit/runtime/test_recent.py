@@ -21,7 +21,7 @@ def test_an_internal_error_carries_the_story() -> None:
     door = Door(Engine([HandlerSpec("h")]), lambda effects: None, lambda: 7.0)
     places = [Assignment("t", 0, 0, 0)]
     (partition,) = door.call(lambda engine, now: engine.assigned(now, places))
-    stray = Work(Record("t", 0, 5, 0, None, b"secret"), partition, 1)
+    stray = Work.one(Record("t", 0, 5, 0, None, b"secret"), 1, partition)
     with pytest.raises(InternalError) as caught:
         door.call(lambda _engine, _now: stray.move(states.QUEUED))
     story = "\n".join(caught.value.__cause__.__notes__)

@@ -183,7 +183,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         self._expired: set[Work] = set()
-        self._trusted_at = -1.0
+        self._trusted_until = -1.0
         #: only if a call's end completes the record: commits and transactions have another pace
         self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
         #: calls granted ahead; if any, a report waits while more is available than waits for it.
@@ -259,7 +259,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             if (
                 work.state != RUNNING
                 or not (work.partition.startable or self._at_most_once)
-                or (began - self._trusted_at > LOOK_S and not self._trusted(began))
+                or (began > self._trusted_until and not self._trusted(began))
             ):
                 door.ended.append(Unhandled(work))
                 return False
@@ -311,7 +311,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         """Check again after a suspension: the process's clock has advanced by then."""
         if not self._door.trusted():
             return False
-        self._trusted_at = now
+        self._trusted_until = now + LOOK_S
         return True
 
     def _returned(self, work: Work, returned: object, began: float) -> None:
