@@ -137,7 +137,7 @@ def commits(world: World, member: Member, dice: Dice) -> None:
 
 def check_answered(world: World, member: Member, stored: Iterable[Partition]) -> None:
     """S13: a skip is answered when the member knows that the commit with it is stored."""
-    known = {(one.topic, one.number) for one in stored if not world.oracle.former(one)}
+    known = {one.where for one in stored if not world.oracle.former(one)}
     skips = [command for command in member.unanswered if command.action == "skip"]
     for command in skips:
         topic, _, number, offset = command.target
@@ -171,7 +171,7 @@ def read_back(world: World, member: Member, dice: Dice) -> None:
     values: list[tuple[Partition, int | None, str]] = []
     group = world.broker.group(GROUP)
     for partition in member.reads.pop(0):
-        tp = (partition.topic, partition.number)
+        tp = partition.where
         if dice.chance(world.odds.read_fails):
             values.append((partition, None, ""))
             continue

@@ -34,7 +34,7 @@ def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
     """
     state = engine.state
     for where, partition in state.partitions.items():
-        _need(where == (partition.topic, partition.number), partition, "stands under another name")
+        _need(where == partition.where, partition, "stands under another name")
         check_partition(partition)
         if state.limits.forget_parked:
             _check_forgotten(state, partition)

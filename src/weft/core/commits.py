@@ -276,8 +276,7 @@ class Commits:
         arrived after later ones and restored an older frontier: the current one is sent again.
         """
         self._state.count("late_commit_answers")
-        former = answer.partition
-        partition = self._state.partitions.get((former.topic, former.number))
+        partition = self._state.partitions.get(answer.partition.where)
         if partition is not None and answer.verdict == "stored":
             partition.commit.again = True
 

@@ -176,7 +176,7 @@ class Endings:
         state.report(work, "superseded")
         if not state.end_orphan(work):
             return
-        present = state.partitions.get((partition.topic, partition.number))
+        present = state.partitions.get(partition.where)
         if present is not None and present.lanes.vacate(partition.lanes.key_of(work.record)):
             present.handler.enlist(present)
 

@@ -53,9 +53,9 @@ class Epochs:
             commit = CommitState(
                 offsets, new.committed, state.now, limit, again=new.commit_start, memory=memory
             )
-            held = state.orphans.get((new.topic, new.partition), ())
+            occupied = state.orphans.get(where, ())
             partition = Partition(
-                new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
+                *where, state.epochs, handler, offsets, commit, occupied, new.log_end
             )
             for (topic, number, key), hold in state.holds.items():
                 here = topic == new.topic and number in (None, new.partition)
@@ -99,9 +99,8 @@ class Epochs:
         self._state.closing(ending)
         for partition in ending:
             partition.move(states.CLOSED)
-            where = (partition.topic, partition.number)
-            if state.partitions.get(where) is partition:
-                del state.partitions[where]
+            if state.partitions.get(partition.where) is partition:
+                del state.partitions[partition.where]
             self._drop(partition)
             state.flow.forget(partition)
             state.unclaim(partition)
@@ -124,7 +123,7 @@ class Epochs:
             work.move(states.SUPERSEDED)
         self._batching.forget(partition)
         self._state.retries.forget()
-        self._state.orphan((partition.topic, partition.number), running)
+        self._state.orphan(partition.where, running)
         again.lose(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")

@@ -12,7 +12,7 @@ from weft.core.reach import Reach
 from weft.core.shelves import Shelves
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, InternalError
-from weft.types import Record
+from weft.types import Record, TopicPartition
 
 if TYPE_CHECKING:
     from weft.core.again import Again
@@ -36,7 +36,7 @@ class Partition:
     offsets: Offsets
     commit: CommitState
     #: lanes in which an attempt of an earlier epoch still runs
-    held: InitVar[Iterable[LaneKey]] = ()
+    occupied: InitVar[Iterable[LaneKey]] = ()
     #: last known end of the log; -1 if unknown
     log_end: int = -1
     lanes: Lanes = field(init=False)
@@ -73,8 +73,8 @@ class Partition:
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
 
-    def __post_init__(self, held: Iterable[LaneKey]) -> None:
-        self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(held))
+    def __post_init__(self, occupied: Iterable[LaneKey]) -> None:
+        self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(occupied))
         self.memory = self.commit.memory
         self.reach = Reach(self.offsets, self.commit, self.lanes.far)
         self.shelves = Shelves(self)
@@ -356,6 +356,11 @@ class Partition:
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
+
+    @property
+    def where(self) -> TopicPartition:
+        """Its topic and number."""
+        return self.topic, self.number
 
     @property
     def position(self) -> int:

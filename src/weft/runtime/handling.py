@@ -17,7 +17,6 @@ from weft.core.spec import HandlerSpec
 from weft.core.states import CLOSED, DONE, RUNNING
 from weft.core.work import Work
 from weft.decoding import Decoding
-from weft.policies import Retry
 from weft.runtime.door import Door
 from weft.runtime.histogram import AGE_S, AGES_MAX, Latency
 from weft.types import Record
@@ -184,11 +183,6 @@ class HandlerPlan:
         came_at = self.arrivals.at(record.topic, record.partition, record.offset)
         if came_at is not None and work.failure is None:
             self.waits.add(max(0.0, work.since - came_at))
-
-    @property
-    def retry(self) -> Retry:
-        """The retry policy."""
-        return self.spec.retry
 
     def called(self, works: Iterable[Work], began: float, returned: Any = None) -> None:
         """Note calls that end now and started at `began` (performance counter), for results.

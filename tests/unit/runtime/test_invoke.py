@@ -22,7 +22,7 @@ class Work:
     """What the functions need of the core's."""
 
     record = RECORD
-    failure = None
+    retry = weft.Retry()
     attempts = 0
     partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h")))
 
@@ -33,9 +33,9 @@ def test_an_error_that_the_hold_names_is_reported_as_that():
     work.partition = SimpleNamespace(
         handler=SimpleNamespace(spec=HandlerSpec("h", hold=weft.Hold(on=OSError)))
     )
-    assert invoke.failed(work, ConnectionError(), weft.Retry()).away
-    assert not invoke.failed(work, ValueError(), weft.Retry()).away
-    assert not invoke.failed(Work(), OSError(), weft.Retry()).away
+    assert invoke.failed(work, ConnectionError()).away
+    assert not invoke.failed(work, ValueError()).away
+    assert not invoke.failed(Work(), OSError()).away
 
 
 def messages(returned, output="out"):
@@ -138,13 +138,12 @@ def test_a_policy_whose_callable_fails_loses_no_record():
     def broken(attempt, error):
         raise RuntimeError
 
+    work = Work()
     for delay in (broken, lambda *_: "soon", lambda *_: float("nan")):
-        retry = weft.Retry(delay_s=delay)
-        assert invoke.failed(Work(), ValueError(), retry).delay_s is None
-    assert (
-        invoke.failed(Work(), ValueError(), weft.Retry(delay_s=lambda attempt, _: attempt)).delay_s
-        == 1.0
-    )
+        work.retry = weft.Retry(delay_s=delay)
+        assert invoke.failed(work, ValueError()).delay_s is None
+    work.retry = weft.Retry(delay_s=lambda attempt, _: attempt)
+    assert invoke.failed(work, ValueError()).delay_s == 1.0
 
 
 class Position(pydantic.BaseModel):

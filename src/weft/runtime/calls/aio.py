@@ -276,11 +276,11 @@ class AsyncExecutor(Executor):
         # It may have caught its own cancellation; after its time-out it has failed anyway.
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
             plan.called([work], began)
-            self._door.ended.append(failed(work, self._timeout(work), plan.retry))
+            self._door.ended.append(failed(work, self._timeout(work)))
             return
         ended = None
         if returned is not None:  # a generator runs only now
-            ended = ending(work, returned, plan.output, plan.retry)
+            ended = ending(work, returned, plan.output)
         plan.called([work], began, returned)
         if ended is None:
             self._door.done.append(work)
@@ -294,9 +294,9 @@ class AsyncExecutor(Executor):
             # Not a failed attempt: the record's next owner handles it.
             self._door.ended.append(Unhandled(work))
             return
-        why = self._timeout(work) if mark == EXPIRED else error
         self._plan.called([work], began)
-        self._door.ended.append(failed(work, why, self._plan.retry))
+        why = self._timeout(work) if mark == EXPIRED else error
+        self._door.ended.append(failed(work, why))
 
     @staticmethod
     def _timeout(work: Work) -> AttemptTimeout:

@@ -81,7 +81,7 @@ class BatchCall:
             return self.batch
         # Only those records failed; the others are batched again.
         ends: list[Ended] = [
-            failed(work, bad[index], self.plan.retry) if index in bad else Unhandled(work)
+            failed(work, bad[index]) if index in bad else Unhandled(work)
             for index, work in enumerate(self.works)
         ]
         self._report([], ends, whole=False)
@@ -200,17 +200,14 @@ class BatchCall:
         elif self.explicit:
             self._end(error)
         else:
-            retry = self.plan.retry
-            self._report([], [failed(work, error, retry) for work in self.works], whole=True)
+            self._report([], [failed(work, error) for work in self.works], whole=True)
 
     def _end(self, error: BaseException | None) -> None:
         """Explicit: what is not acknowledged is nacked, each with its own attempt count."""
         ends: list[Ended] = []
         for index in self._acks.end():
             work, reason = self.works[index], self._acks.why(index, error)
-            ends.append(
-                Unhandled(work) if reason is None else failed(work, reason, self.plan.retry)
-            )
+            ends.append(Unhandled(work) if reason is None else failed(work, reason))
         with self._flushing:
             done, acked = self._take_fresh()
             self._report(done, [*acked, *ends], whole=False)
@@ -264,15 +261,27 @@ class _Calls:
             return list(self._running)
 
 
-class BatchThreads(WorkerThreads["list[Work]"]):
+class _BatchExecutor(Executor):
+    """Its running calls acknowledge records before they end."""
+
+    _calls: _Calls
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Notify running batches that these partitions are revoked."""
+        self._calls.warn(partitions)
+
+    def flush(self) -> None:
+        """Report what running batches have acknowledged."""
+        self._calls.flush_late()
+
+
+class BatchThreads(_BatchExecutor, WorkerThreads["list[Work]"]):
     """Calls a plain batch handler on worker threads."""
 
     def __init__(
         self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """`loop`: where an async decoder is awaited."""
-        super().__init__(plan, door)
-        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
+        WorkerThreads.__init__(self, plan, door, loop)
         self._calls = _Calls()
 
     def start_batch(self, works: list[Work]) -> None:
@@ -288,14 +297,6 @@ class BatchThreads(WorkerThreads["list[Work]"]):
             self._door.waiting([work])
         elif call.used_up():
             call.expired = True
-
-    def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Notify running batches that these partitions are revoked."""
-        self._calls.warn(partitions)
-
-    def flush(self) -> None:
-        """Report what running batches have acknowledged."""
-        self._calls.flush_late()
 
     def _call(self, item: list[Work], _context: Context) -> bool:
         call = BatchCall(self._plan, self._door, item)
@@ -314,7 +315,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         return False  # the call reports itself
 
 
-class BatchTasks(Executor):
+class BatchTasks(_BatchExecutor):
     """Calls an async batch handler, with one task per call."""
 
     def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
@@ -372,10 +373,8 @@ class BatchTasks(Executor):
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the call that holds this record; any thread."""
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nothing runs any more
             self._loop.call_soon_threadsafe(partial(self._cancel, work, expired=expired))
-        except RuntimeError:
-            return  # the loop is closed: nothing runs any more
 
     def _cancel(self, work: Work, *, expired: bool) -> None:
         call = self._calls.to_end(work) if expired else self._calls.of(work)
@@ -398,14 +397,6 @@ class BatchTasks(Executor):
         """A task that has not started never sees its cancellation: it checks by itself."""
         if call.task is not None:
             call.task.cancel()
-
-    def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Notify running batches that these partitions are revoked."""
-        self._calls.warn(partitions)
-
-    def flush(self) -> None:
-        """Report what running batches have acknowledged."""
-        self._calls.flush_late()
 
     def close(self) -> None:
         """Start no more calls."""

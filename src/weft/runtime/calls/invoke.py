@@ -70,13 +70,9 @@ def _printable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
-    """A failed attempt, classified by the policy's types and callables.
-
-    The record's own policy counts if `on_exhausted` has returned one for it.
-    """
-    if work.failure is not None and work.failure.decision is not None:
-        retry = work.retry
+def failed(work: Work, error: BaseException) -> Failed:
+    """A failed attempt, classified by the types and callables of the record's retry policy."""
+    retry = work.retry
     final = is_final(error, retry)
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
     info = Raised(*error_info(error))
@@ -213,12 +209,12 @@ def _encoded(what: str, text: str) -> bytes:
         raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot encode: {error}") from error
 
 
-def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:
+def ending(work: Work, returned: Any, output: str | None) -> Ended | None:
     """How a call that returned something ended; None if there is nothing to send."""
     try:
         messages = messages_of(work.record, returned, output)
     except BaseException as error:  # a user's generator may raise anything, or call sys.exit()
-        return failed(work, error, retry)
+        return failed(work, error)
     return Returned(work, messages) if messages else None
 
 

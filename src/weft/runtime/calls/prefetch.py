@@ -192,7 +192,7 @@ class Prefetcher(Executor):
                     "one for each, in the same order"
                 )
         except BaseException as error:
-            self._end(works, [failed(work, error, self._plan.retry) for work in works], whole=True)
+            self._end(works, [failed(work, error) for work in works], whole=True)
             return
         for work, value in zip(works, values, strict=True):
             work.record = work.record._replace(prefetched=value)

@@ -52,9 +52,13 @@ T = TypeVar("T")
 class WorkerThreads(Executor, Generic[T]):
     """Threads that take the next item themselves; created as needed, up to a limit."""
 
-    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """`loop`: where an async decoder is awaited."""
         self._plan = plan
         self._door = door
+        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
         self._ready: deque[T] = deque()
         #: one entry for each thread that waits and is not being woken; appended by it, and popped
         #: by the thread that wakes it, or by itself: popping one obliges to wake it, or to continue
@@ -178,9 +182,7 @@ class ThreadExecutor(WorkerThreads[Work]):
     def __init__(
         self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """`loop`: where an async decoder is awaited."""
-        super().__init__(plan, door)
-        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
+        super().__init__(plan, door, loop)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         self._expired: set[Work] = set()
         self._trusted_until = -1.0
@@ -268,7 +270,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             except BaseException as error:
                 self._expired.discard(work)
                 plan.called([work], began)
-                door.ended.append(failed(work, error, plan.retry))
+                door.ended.append(failed(work, error))
             else:
                 if returned is None and not self._expired and plan.calls is None:
                     door.done.append(work)
@@ -323,11 +325,11 @@ class ThreadExecutor(WorkerThreads[Work]):
         if expired and time.perf_counter() - began >= (limit_s or 0.0):
             late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
             plan.called([work], began)
-            door.ended.append(failed(work, late, plan.retry))
+            door.ended.append(failed(work, late))
             return
         ended = None
         if returned is not None:  # a generator runs only now
-            ended = ending(work, returned, plan.output, plan.retry)
+            ended = ending(work, returned, plan.output)
         plan.called([work], began, returned)
         if ended is None:
             door.done.append(work)

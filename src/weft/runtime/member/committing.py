@@ -90,12 +90,12 @@ class Committer:
             held: list[fx.PlanItem] = []
             for item in commit.items:
                 if _holds(item, commit.sequence):
-                    waits = self._unanswered(_where(item), RESENT_S)
+                    waits = self._unanswered(item.partition.where, RESENT_S)
                     (held if waits else ready).append(item)
             if ready:
                 known = _known(ready)
                 try:
-                    token = self._membership.consumer.commit(_offsets(ready))
+                    token = self._membership.consumer.commit(offsets_of(ready))
                 except Exception as error:  # refused before it was sent
                     answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
                     self._report(commit.sequence, known, answers)
@@ -138,7 +138,7 @@ class Committer:
         """Send one last commit of a last snapshot, wait for its answer; whether it was stored."""
         membership = self._membership
         deadline = time.monotonic() + LAST_COMMIT_S
-        where = [(partition.topic, partition.number) for partition in partitions]
+        where = [partition.where for partition in partitions]
         while self.under_way(where, RESENT_S) and time.monotonic() < deadline - LAST_ANSWER_S:
             self.take(membership.consumer.commit_answers(AGAIN_S))
         while (left_s := deadline - time.monotonic()) > 0:
@@ -146,7 +146,7 @@ class Committer:
             if not plan.items:
                 return True
             wait_s = min(left_s, LAST_ANSWER_S)
-            answers = membership.consumer.commit_and_wait(_offsets(plan.items), wait_s)
+            answers = membership.consumer.commit_and_wait(offsets_of(plan.items), wait_s)
             self._report(plan.sequence, _known(plan.items), answers)
             verdicts = {answer.verdict for answer in answers}
             if verdicts == {"stored"}:
@@ -171,7 +171,7 @@ class Committer:
 
     def read_back(self, partitions: Sequence[Partition]) -> None:
         """Read back what the broker stores for commits in doubt; may wait."""
-        where = [(p.topic, p.number) for p in partitions]
+        where = [partition.where for partition in partitions]
         values: list[tuple[Partition, int | None, str]]
         try:
             held = self._membership.consumer.committed(where, READ_S)
@@ -190,15 +190,12 @@ def _holds(item: fx.PlanItem, sequence: int) -> bool:
 
 
 def _known(items: Sequence[fx.PlanItem]) -> Known:
-    return {_where(item): item.partition for item in items}
+    return {item.partition.where: item.partition for item in items}
 
 
-def _where(item: fx.PlanItem) -> TopicPartition:
-    return item.partition.topic, item.partition.number
-
-
-def _offsets(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
-    return [ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata) for i in items]
+def offsets_of(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
+    """The offsets and metadata of these plans, for Kafka."""
+    return [ToCommit(*item.partition.where, item.frontier, item.metadata) for item in items]
 
 
 class Lease:

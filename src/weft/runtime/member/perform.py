@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from weft.core import effects as fx
-from weft.core.partition import Partition
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
 from weft.runtime.member.group_membership import GroupMembership
@@ -16,7 +15,6 @@ from weft.runtime.member.refetching import Refetcher
 from weft.runtime.member.run_log import RunLog
 from weft.runtime.member.transactor import Transactor
 from weft.sparse import Sparse
-from weft.types import TopicPartition
 
 
 class Performer:
@@ -59,10 +57,10 @@ class Performer:
                 lambda: committer.read_back(one.partitions)
             ),
             fx.PauseIntake: lambda one: membership.on_poll_thread(
-                lambda: membership.consumer.pause(_names(one.partitions))
+                lambda: membership.consumer.pause([part.where for part in one.partitions])
             ),
             fx.ResumeIntake: lambda one: membership.on_poll_thread(
-                lambda: membership.consumer.resume(_names(one.partitions))
+                lambda: membership.consumer.resume([part.where for part in one.partitions])
             ),
             fx.Refetch: refetcher.ask,
             fx.Finished: self._finished.append,
@@ -138,7 +136,3 @@ class Performer:
     def _drained(self, _effect: fx.Drained) -> None:
         self._on_drained()
         self._membership.on_poll_thread(lambda: None)
-
-
-def _names(partitions: Sequence[Partition]) -> list[TopicPartition]:
-    return [(one.topic, one.number) for one in partitions]

@@ -231,10 +231,8 @@ class Rebalance:
         if not assignments:
             return {}
         opened = membership.door.call(lambda engine, now: engine.assigned(now, assignments))
-        for partition in opened:
-            where = (partition.topic, partition.number)
-            membership.partitions[where] = partition
-        membership.callbacks.call(self._config.on_assign, [(p.topic, p.number) for p in opened])
+        membership.partitions.update((partition.where, partition) for partition in opened)
+        membership.callbacks.call(self._config.on_assign, [one.where for one in opened])
         return {(one.topic, one.partition): one.start for one in assignments}
 
     # -- revoked -----------------------------------------------------------------------------------

@@ -76,9 +76,8 @@ class TopicIds:
         for topic, found in ids.items():
             held = [where for where in list(membership.partitions) if where[0] == topic]
             if any(where not in self._ids for where in held):
-                self._on_unsure(
-                    topic
-                )  # what was looked up before the id was known may be of a former topic
+                # What was looked up before the id was known may be of a former topic.
+                self._on_unsure(topic)
             if any(self._ids.setdefault(where, found) != found for where in held):
                 membership.on_poll_thread(partial(self._again, membership, reread, topic, found))
 
@@ -95,10 +94,9 @@ class TopicIds:
     def closed(self, partitions: Iterable[Partition]) -> None:
         """These epochs have ended: remember their committed offsets and topic ids."""
         for partition in partitions:
-            where = (partition.topic, partition.number)
-            known = self._ids.pop(where, None)
+            known = self._ids.pop(partition.where, None)
             if known is not None:
-                self._left[where] = known, partition.committed_or_sent()
+                self._left[partition.where] = known, partition.committed_or_sent()
 
     def fresh(self, found: Mapping[TopicPartition, Found]) -> dict[TopicPartition, Found]:
         """On the polling thread: the same without commits for former topics."""

@@ -40,6 +40,7 @@ from weft.kafka.ports import (
 )
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
+from weft.runtime.member.committing import offsets_of
 from weft.runtime.member.group_membership import GroupMembership
 from weft.runtime.member.outputs import Letters, Refusals
 from weft.runtime.shared import SharedOutputs
@@ -113,10 +114,7 @@ class Transactor:
         self._shared_seen.clear()
         mine = [() if work.outputs is None else self._messages(work) for work in works]
         messages = [message for one in mine for message in one]
-        offsets = [
-            ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata)
-            for i in effect.items
-        ]
+        offsets = offsets_of(effect.items)
         began = time.monotonic()
         try:
             end = self._port.transact(messages, offsets, membership, self._read_back)

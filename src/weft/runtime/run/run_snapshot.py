@@ -157,7 +157,7 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
         return None
     try:
         account, partitions = member.door.call(begin)
-        some = [p for p in partitions if (p.topic, p.number) == (topic, number)]
+        some = [p for p in partitions if p.where == (topic, number)]
         account.copies.extend(member.door.call(partial(_copies, some, True)))
     except InternalError:
         return None

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from weft.core.events import Ended, Failed, Returned, Unhandled
 from weft.core.work import Work
-from weft.policies import Retry
 from weft.runtime.calls.invoke import failed
 from weft.runtime.calls.processes.link import Item, Link
 from weft.runtime.calls.processes.protocol import BatchReply, Opened, Reply
@@ -81,13 +80,13 @@ class Unsendable(Exception):
     """A record that cannot be pickled."""
 
 
-def unsendable(work: Work, error: Exception, retry: Retry) -> Failed:
+def unsendable(work: Work, error: Exception) -> Failed:
     """The failed attempt of a record that no pipe can carry."""
     why = Unsendable(
         "the record cannot be sent to a worker process: have prefetch return what can be pickled "
         f"({type(error).__name__}: {error})"
     )
-    return failed(work, why, retry)
+    return failed(work, why)
 
 
 class WorkerSpans:

@@ -289,7 +289,7 @@ class ProcessExecutor(Executor):
                 number = next(self._numbers)
                 link.given[number] = item
                 records.append((number, work.record))
-                if work.failure is not None and work.retry is not self._plan.retry:
+                if work.failure is not None and work.retry is not self._plan.spec.retry:
                     retries[number] = work.retry
         topics = {record.topic for _, record in records} if self._plan.ledger is not None else ()
         ids = {topic: self._plan.ledger.topic_id_of(topic) for topic in topics if self._plan.ledger}
@@ -308,7 +308,7 @@ class ProcessExecutor(Executor):
         for item in items:
             self._end(item, [Unhandled(work) for work in item.works], whole=False)
         for item, error in bad:
-            ends = [unsendable(work, error, self._plan.retry) for work in item.works]
+            ends = [unsendable(work, error) for work in item.works]
             self._end(item, ends, whole=True)
         if items or bad:
             self._door.turn()
