@@ -25,7 +25,7 @@ the budget (`gather`), one for each value of `Budget.by`, handler and partition:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import floor, inf
@@ -406,10 +406,10 @@ def _tags(work: Work) -> Tags:
     return getattr(work, "tags", UNTAGGED)
 
 
-def budgets_of(state: EngineState, handlers: Sequence[Handler]) -> list[SharedBudget]:
+def budgets_of(state: EngineState) -> list[SharedBudget]:
     """One budget per name; every handler gets its own."""
     named: dict[str, list[Handler]] = {}
-    for handler in handlers:
+    for handler in state.handlers:
         if handler.spec.budget is not None:
             named.setdefault(handler.spec.budget.name, []).append(handler)
     found = []
@@ -423,18 +423,14 @@ def budgets_of(state: EngineState, handlers: Sequence[Handler]) -> list[SharedBu
     return found
 
 
-def divide(state: EngineState, totals: Mapping[int, int | None]) -> None:
-    """Set this member's share of each budget: its share of the partitions of its handlers.
-
-    `totals`: for each handler, how many partitions all its topics have; None if not known yet.
-    A handler that is missing counts as wholly owned by this member.
-    """
+def divide(state: EngineState) -> None:
+    """Set this member's share of each budget: its share of the partitions of its handlers."""
     for budget in state.budgets:
         held = total = 0
         known = True
         for handler in budget.handlers:
             mine = sum(one.handler is handler for one in state.partitions.values())
-            whole = totals.get(handler.index, mine)
+            whole = state.totals.get(handler.index, mine)
             known = known and whole is not None
             held, total = held + mine, total + max(whole or 0, mine)
         budget.divide(held, total if known else None)

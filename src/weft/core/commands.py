@@ -53,37 +53,33 @@ class Commands:
         """Do what is possible for each; every command is answered."""
         self._sorted = {} if len(commands) >= SORTED_FROM else None
         for command in commands:
-            rows: list[fx.Obeyed] = []
-            waits = False
             target = command.target
-            concerned = [
-                partition
-                for (topic, number), partition in self._state.partitions.items()
+            answers = [
+                self._in(partition, command)
+                for (topic, number), partition in list(self._state.partitions.items())
                 if topic == target.topic and target.partition in (None, number)
             ]
-            for partition in concerned:
-                row = self._in(partition, command)
-                if row is None:
-                    waits = True
-                else:
-                    rows.append(row)
-            over = command.action == "hold" and self._held_by(command).until <= self._state.now
-            no_lane = command.target.offset is not None or command.action == "skip"
-            refused = bool(rows) and all(row.outcome == "refused" for row in rows)
-            if not (no_lane or over or refused or command.dry):
-                # Holds of lanes also apply to later epochs
-                target, holds = command.target, self._state.holds
-                if target.key is not None:
-                    place = (target.topic, target.partition, target.key)
-                    if command.action == "hold":
-                        holds[place] = self._held_by(command)
-                    else:
-                        holds.pop(place, None)
-            if not waits:
+            rows = [row for row in answers if row is not None]
+            self._in_later_epochs(command, rows)
+            if len(rows) == len(answers):
                 what = rows or [_row(None, command, "not here", "no such partition in this member")]
                 self._state.emit(fx.Answered(command, what))
         self._sorted = None
         self._endings.retry_due()
+
+    def _in_later_epochs(self, command: Command, rows: Sequence[fx.Obeyed]) -> None:
+        """The hold of a lane, and its end, also apply to later epochs of its partitions."""
+        target, by = command.target, self._held_by(command)
+        of_lane = target.key is not None and target.offset is None and command.action != "skip"
+        refused = bool(rows) and all(row.outcome == "refused" for row in rows)
+        if not of_lane or refused or command.dry:
+            return
+        assert target.key is not None
+        place = (target.topic, target.partition, target.key)
+        if command.action != "hold":
+            self._state.holds.pop(place, None)
+        elif by.until > self._state.now:
+            self._state.holds[place] = by
 
     def _held_by(self, command: Command) -> HeldBy:
         until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)
@@ -102,35 +98,52 @@ class Commands:
         if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
             what = "its handler is not ordered by key: name records, or give --where"
             return _row(partition, command, "refused", what)
-        first = next(self._of_lane(partition, target.key), None)
         if command.action == "skip":
-            if first is None:
-                return _row(partition, command, "not here", "it has no record here")
-            if command.dry:
-                return self._skip(partition, command, first)
-            what = "name one record of it: the next owner would skip another one"
-            return _row(partition, command, "refused", what, first.record.offset)
+            return self._skip_of_lane(partition, command, target.key)
         if command.action == "hold":
-            by = self._held_by(command)
-            if by.until <= self._state.now:
-                return _row(partition, command, "unchanged", "the hold is over already")
-            if not command.dry:
-                partition.set_hold(target.key, by)
-            waiting = self._first_waiting(partition, target.key)
-            if waiting is None:
-                return _row(partition, command, "held", "nothing of it waits now")
-            return self._hold(partition, command, waiting, by)
-        held = target.key in partition.holds if command.dry else partition.end_hold(target.key)
+            return self._hold_lane(partition, command, target.key)
+        return self._release_lane(partition, command, target.key)
+
+    # -- a lane ----------------------------------------------------------------------------------
+
+    def _skip_of_lane(
+        self, partition: Partition, command: Command, key: LaneKey
+    ) -> fx.Obeyed | None:
+        """Name the record that would be skipped: sent again, the command would skip another one."""
+        first = next(self._of_lane(partition, key), None)
+        if first is None:
+            return _row(partition, command, "not here", "it has no record here")
+        if command.dry:
+            return self._skip(partition, command, first)
+        what = "name one record of it: the next owner would skip another one"
+        return _row(partition, command, "refused", what, first.record.offset)
+
+    def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        by = self._held_by(command)
+        if by.until <= self._state.now:
+            return _row(partition, command, "unchanged", "the hold is over already")
         if not command.dry:
-            partition.memory.release(target.key)
+            partition.set_hold(key, by)
+        waiting = self._first_waiting(partition, key)
+        if waiting is None:
+            return _row(partition, command, "held", "nothing of it waits now")
+        return self._hold(partition, command, waiting, by)
+
+    def _release_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        """End its hold, and let its first record proceed: a parked, failed or held one."""
+        held = key in partition.holds if command.dry else partition.end_hold(key)
+        if not command.dry:
+            partition.memory.release(key)
+        works = list(self._of_lane(partition, key))
+        first = works[0] if works else None
         if first is None or first.state not in (states.RETRYING, states.PARKED):
-            waiting = next((w for w in self._of_lane(partition, target.key) if _held(w)), None)
+            waiting = next((work for work in works if _held(work)), None)
             if waiting is None:
                 what = "released" if held and command.action == "release" else "unchanged"
                 offset = -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
-        for later in () if command.dry else self._of_lane(partition, target.key):
+        for later in () if command.dry else works:
             if later is not first and _held(later):  # held as well, with the batch that they share
                 self._end_own_hold(later)
                 self._state.retries.add(self._state.now, later)
@@ -161,20 +174,17 @@ class Commands:
     def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
         """The record that a hold of the lane concerns now: not one that the lane has passed."""
         waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
-        inside = (w for w in waiting if w.failure is None or not w.failure.left_lane)
+        inside = (work for work in waiting if not _left_lane(work))
         return next(inside, waiting[0] if waiting else None)
 
     # -- one record ------------------------------------------------------------------------------
 
     def _record(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
-        offsets = partition.offsets
         if offset in partition.commit.marked:
             return _row(partition, command, "refused", _UNDER_WAY.format("running"))
-        if offset not in offsets.incomplete:
-            if _is_done(partition, offset):
-                return _row(partition, command, "unchanged", "it is done, or not in the log")
-            return self._not_fetched(partition, command, offset)
-        work = offsets.incomplete[offset]
+        if _is_done(partition, offset):
+            return _row(partition, command, "unchanged", "it is done, or not in the log")
+        work = partition.offsets.incomplete.get(offset)
         if work is None:
             return self._not_fetched(partition, command, offset)
         if command.action == "skip":
@@ -188,52 +198,46 @@ class Commands:
 
     def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
         """Handle a finished record again; answered when its call has ended."""
-        # The reason for a refusal; empty: it is possible
+        record, what = command.record, self._why_not_again(partition, command, offset)
+        if what or record is None:
+            return _row(partition, command, "refused", what)
+        undone = self._undone_of_lane(partition, partition.lanes.key_of(record))
+        first = next((one for one in undone if not _left_lane(one)), None)
+        if first is not None and first.state in (states.RETRYING, states.PARKED):
+            waits = RECORD_NAMES[first.state]
+            what = f"offset {first.record.offset} of its key goes first, and is {waits}"
+            return _row(partition, command, "refused", what)
+        if command.dry:
+            return _row(partition, command, "redone", "it is done, and handled again")
+        if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
+            partition.lanes.put_back([first])  # its batch had not started: both join one
+        if again.put(partition, command, record, first):
+            return None
+        what = _UNDER_WAY.format("behind another record of its key")
+        return _row(partition, command, "refused", what)
+
+    def _why_not_again(self, partition: Partition, command: Command, offset: int) -> str:
+        """Why the record cannot be handled again now, whatever its lane does; empty if it can."""
         spec, lanes, record = partition.handler.spec, partition.lanes, command.record
         if spec.delivery == AT_MOST_ONCE:
-            what = (
+            return (
                 f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
                 "produce the record again, or weft dlq replay its letter"
             )
-        elif partition.handler.exact and partition.memory.barred:
-            what = "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
-        elif not _is_done(partition, offset):
+        if partition.handler.exact and partition.memory.barred:
+            return "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
+        if not _is_done(partition, offset):
             retry = "it is not done: weft record retry is the command for it"
-            what = _past_end(partition, offset) or retry
-        elif partition.state != states.OPEN or self._state.stop_mode is not None:
-            what = "this member is about to leave: ask the next owner"
-        elif record is None:
-            what = "it is not in its topic (any more)"
-        elif any(work.record.offset == offset for work in partition.again):
-            what = _UNDER_WAY.format("handled again")
-        elif lanes.key_of(record) in lanes.occupied:
-            what = _UNDER_WAY.format("behind a call of an earlier epoch")
-        elif hold_of(self._state, partition, record) is not None:
-            what = HELD
-        else:
-            what = ""
-        if not what:
-            assert command.record is not None
-            key = partition.lanes.key_of(command.record)
-            undone = self._undone_of_lane(partition, key)
-            first = next(
-                (one for one in undone if not (one.failure is not None and one.failure.left_lane)),
-                None,
-            )
-            if first is not None and first.state in (states.RETRYING, states.PARKED):
-                waits = RECORD_NAMES[first.state]
-                what = f"offset {first.record.offset} of its key goes first, and is {waits}"
-            elif command.dry:
-                return _row(partition, command, "redone", "it is done, and handled again")
-            elif not self._put_again(partition, command, first):
-                what = _UNDER_WAY.format("behind another record of its key")
-        return _row(partition, command, "refused", what) if what else None
-
-    def _put_again(self, partition: Partition, command: Command, first: Work | None) -> bool:
-        if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
-            partition.lanes.put_back([first])  # its batch had not started: both join one
-        assert command.record is not None
-        return again.put(partition, command, command.record, first)
+            return _past_end(partition, offset) or retry
+        if partition.state != states.OPEN or self._state.stop_mode is not None:
+            return "this member is about to leave: ask the next owner"
+        if record is None:
+            return "it is not in its topic (any more)"
+        if any(work.record.offset == offset for work in partition.again):
+            return _UNDER_WAY.format("handled again")
+        if lanes.key_of(record) in lanes.occupied:
+            return _UNDER_WAY.format("behind a call of an earlier epoch")
+        return "" if hold_of(self._state, partition, record) is None else HELD
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """A record that is only remembered, or not fetched at all yet."""
@@ -379,6 +383,11 @@ def _in_turn(lane: list[Work]) -> list[Work]:
                 ordered.append(work)
             work = work.next
     return ordered
+
+
+def _left_lane(work: Work) -> bool:
+    """Whether its lane has continued past it (exactly_once)."""
+    return work.failure is not None and work.failure.left_lane
 
 
 def _held(work: Work) -> bool:

@@ -27,7 +27,7 @@ from weft.core.valve import Valve
 from weft.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
-    from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering
+    from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering, Stuck
     from weft.core.flow import Room
     from weft.core.handler import Handler
     from weft.core.leases import LeaseReport, Lent
@@ -308,8 +308,8 @@ class Engine:
         committed: bool,
         slow: bool = False,
         sent: Sequence[tuple[Work, tuple[Sent, ...]]] = (),
-        refused: Sequence[tuple[Work, ErrorInfo]] = (),
-        stuck: Sequence[tuple[Work, ErrorInfo]] = (),
+        refused: Sequence[Stuck] = (),
+        stuck: Sequence[Stuck] = (),
         reason: ErrorInfo | None = None,
         maps_too_large: bool = False,
     ) -> None:

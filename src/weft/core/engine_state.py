@@ -56,8 +56,9 @@ class EngineState:
         self.wall_s = 0.0
         self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
         #: budgets that handlers share, by name
-        self.budgets = budgets_of(self, self.handlers)
-        #: for each handler, how many partitions its topics have (budgets.py)
+        self.budgets = budgets_of(self)
+        #: for each handler, how many partitions its topics have; None: not known yet, missing: as
+        #: many as this member has (budgets.py)
         self.totals: Mapping[int, int | None] = {}
         #: the only handler; None if there are more
         self.only = self.handlers[0] if len(self.handlers) == 1 else None
@@ -156,7 +157,7 @@ class EngineState:
     def divide_budgets(self) -> None:
         """Partitions were assigned or revoked: update each budget's share."""
         if self.budgets:
-            divide(self, self.totals)
+            divide(self)
 
     def find(self, topic: str, number: int, offset: int) -> Work | None:
         """A record that is not done, or is handled again."""
@@ -197,7 +198,7 @@ class EngineState:
 
     def end_orphan(self, work: Work) -> bool:
         """Such an attempt has ended; False if its lane waits for another one, or for none."""
-        where = (work.partition.topic, work.partition.number)
+        where = work.partition.where
         orphans = self.orphans.get(where, {})
         key = work.partition.lanes.key_of(work.record)
         if orphans.get(key) is not work:

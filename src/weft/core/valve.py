@@ -139,20 +139,7 @@ class Valve:
         """Send what can be sent of the lane."""
         sent = export.sent
         if sent is not None and sent.state == states.PARKED and not partition.handler.exact:
-            # A letter was refused: the record is parked again, and the records behind it wait
-            del partition.exports[export.key]
-            self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
-            parked = export.parked
-            was_parked = export.known is not None and export.known.parked
-            if parked is not None and parked in partition.lanes.behind and not was_parked:
-                if export.came is None:
-                    unpark_with_lane(parked)
-                else:
-                    wait_with_lane(self._state, parked, export.came)
-            if partition.offsets.incomplete.get(export.expected, parked) is None:
-                partition.memory.unexpect(export.expected, export.known)
-            if export.sent is not None:
-                self._state.put_away(export.sent)
+            self._refused(partition, export, sent)
             return
         while (head := export.head) is not None and self._send(partition, export, head):
             pass  # with exactly_once the lane has continued
@@ -164,6 +151,21 @@ class Valve:
             if sent is None or sent.state in (states.DONE, states.SUPERSEDED, states.PARKED):
                 del partition.exports[export.key]
                 self._look_at = 0.0
+
+    def _refused(self, partition: Partition, export: Export, sent: Work) -> None:
+        """A letter was refused: its record is parked again, and those behind it wait as before."""
+        del partition.exports[export.key]
+        self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
+        parked = export.parked
+        was_parked = export.known is not None and export.known.parked
+        if parked is not None and parked in partition.lanes.behind and not was_parked:
+            if export.came is None:
+                unpark_with_lane(parked)
+            else:
+                wait_with_lane(self._state, parked, export.came)
+        if partition.offsets.incomplete.get(export.expected, parked) is None:
+            partition.memory.unexpect(export.expected, export.known)
+        self._state.put_away(sent)
 
     def _send(self, partition: Partition, export: Export, head: Work) -> bool:
         """Send the head of the lane, if its turn has come and its bytes are here."""
@@ -207,21 +209,20 @@ class Valve:
     def _mark_next(self, partition: Partition, export: Export, head: Work) -> None:
         """Park the next record before the head is sent."""
         following = behind(head)
-        if following is not None:
-            if following.offset in export.left and following.state in (
-                states.QUEUED,
-                states.RETRYING,
-            ):
-                export.came = None
-                if following.state == states.RETRYING:  # it came from the shelf, and waits
-                    assert following.failure is not None
-                    export.came = following.failure.exhausted_by
-                    partition.retried(following)
-                partition.lanes.behind.add(following)
-                park_with_lane(self._state, following)
-                export.parked, export.known = following, None
+        if following is None:
+            self._expect_next(partition, export)
             return
-        self._expect_next(partition, export)
+        waits = following.state in (states.QUEUED, states.RETRYING)
+        if not waits or following.offset not in export.left:
+            return
+        export.came = None
+        if following.state == states.RETRYING:  # it came from the shelf, and waits
+            assert following.failure is not None
+            export.came = following.failure.exhausted_by
+            partition.retried(following)
+        partition.lanes.behind.add(following)
+        park_with_lane(self._state, following)
+        export.parked, export.known = following, None
 
     def _expect_next(self, partition: Partition, export: Export) -> None:
         """The first record kept as an offset goes next: commits remember it as parked."""
