@@ -139,7 +139,7 @@ class Handlers:
     def _epoch(self, record: weft.Record) -> int:
         """Which assignment this is, as the member knows it; the judge compares, nothing more."""
         run: Any = self._app._run
-        held = run._member.partitions.get((record.topic, record.partition))
+        held = run.member.partitions.get((record.topic, record.partition))
         return -1 if held is None else int(held.epoch)
 
     def _write(self, kind: Any, record: weft.Record, epoch: int) -> None:
@@ -162,7 +162,7 @@ class Handlers:
     def _stopped(self) -> bool:
         """Whether the engine knows of the stop that must come first, if one must."""
         run: Any = self._app._run
-        return not self._plan.until_stopped or run._member.engine.state.stop_mode is not None
+        return not self._plan.until_stopped or run.member.engine.state.stop_mode is not None
 
     def _fail(self, record: weft.Record) -> None:
         if self._plan.poisoned and (record.key or b"").startswith(b"bad"):

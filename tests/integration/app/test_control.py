@@ -120,7 +120,7 @@ def test_a_harsher_stop_overtakes_a_milder_one_and_not_the_other_way(kafka):
     gate.stop("buffered")
     gate.app.stop("in_flight")
     # Not before the engine knows: what ends before that is followed by what waits.
-    wait_for(lambda: gate.run._member.engine.state.stop_mode == "in_flight")
+    wait_for(lambda: gate.run.member.engine.state.stop_mode == "in_flight")
     gate.app.stop("buffered")
     gate.open.set()
     assert gate.run.wait(60).done == 2

@@ -85,7 +85,7 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(
 
     run = kafka.start(app, until="drained")
     for share in (1, 3, 5):
-        gate.break_at(run, 600 * share, lambda: run._member.outputs._producer._life.producer, code)
+        gate.break_at(run, 600 * share, lambda: run.member.outputs._producer._life.producer, code)
     gate.most = math.inf
     report = run.wait(60)
     assert (report.exit_code, report.parked) == (0, 0)
@@ -114,7 +114,7 @@ def test_a_transaction_survives_a_fatal_error(kafka: Kafka, gate: Gate) -> None:
     run = kafka.start(app, until="drained")
     for share in (1, 2, 3):
         code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
-        gate.break_at(run, 700 * share, lambda: run._member.transactor._port._producer, code)
+        gate.break_at(run, 700 * share, lambda: run.member.transactor._port._producer, code)
     gate.most = math.inf
     report = run.wait(60)
     assert report.exit_code == 0

@@ -170,7 +170,7 @@ def test_a_partition_that_the_client_stops_fetching_is_fetched_again(cluster: Lo
     run = app.start()
     try:
         until_read(1)
-        consumer: Any = run._member.membership.consumer  # behind its back
+        consumer: Any = run.member.membership.consumer  # behind its back
         consumer._consumer.pause([TopicPartition("unfetched", 0)])
         until_read(2)
         assert app.snapshot()["counts"]["partitions_refetched"] >= 1

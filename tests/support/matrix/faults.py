@@ -146,7 +146,7 @@ def bring_back(cell: Cell) -> None:
 
 def make_again(cell: Cell) -> None:
     """Deleted, and made again under its name."""
-    ids = cell.runs[-1]._member.config.topic_ids
+    ids = cell.runs[-1].member.config.topic_ids
     cell.until(lambda: len(ids._ids) == 2, "the app knows the topic's id")  # as any app that runs
     cell.lived.spared |= set(cell.lived.produced)
     cell.broker.delete_topic(cell.topic)

@@ -24,7 +24,7 @@ def pictures(app, records, on, **options):
     @app.consume("t", concurrency=1, **options)
     def handler(record):
         if record.offset in on:
-            seen.append(picture_of(app._run._member, "t", 0))
+            seen.append(picture_of(app._run.member, "t", 0))
             raise weft.Reject("no")
 
     run(app, records)
@@ -76,7 +76,7 @@ def test_a_partition_of_others_has_no_picture(app):
 
     @app.consume("t")
     def handler(record):
-        seen.extend([picture_of(app._run._member, *where) for where in (("t", 7), ("x", 0))])
+        seen.extend([picture_of(app._run.member, *where) for where in (("t", 7), ("x", 0))])
 
     run(app, [(b"", b"")])
     assert seen == [None, None]

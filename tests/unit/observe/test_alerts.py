@@ -349,7 +349,7 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
     wait_for(lambda: app.snapshot()["poll_gap_max_s"] > 60)
     scene.minutes(1)
     assert scene.fired() == {"WeftPollGap"}
-    member = scene._runs[-1]._member
+    member = scene._runs[-1].member
     for _ in range(8):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
         wait_for(lambda: Clock.monotonic() - member._polled_at < 40)

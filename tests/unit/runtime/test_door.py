@@ -86,7 +86,7 @@ def test_an_app_that_has_ended_is_not_halted() -> None:
         run = app.start()
         run.stop()
         assert run.wait(60).exit_code == 0
-        run._member.door.round_at -= 2 * SUSPENDED_S
+        run.member.door.round_at -= 2 * SUSPENDED_S
         assert "membership" not in {one["cause"] for one in app.snapshot()["halts"]}
 
 

@@ -99,7 +99,7 @@ def test_a_broken_end_is_an_end(memory_broker, monkeypatch) -> None:
 def test_a_callback_that_ends_its_thread_ends_the_run(memory_broker) -> None:
     """Later callbacks would never be called."""
     run = run_of(memory_broker)
-    run._member.callbacks.call(end_the_thread)
+    run.member.callbacks.call(end_the_thread)
     report = run.wait(WAIT_S)
     assert report.exit_code == 1
     assert "weft-callbacks died: KeyboardInterrupt" in report.reason
@@ -118,8 +118,8 @@ def test_only_what_escapes_ends_it(memory_broker, name: str) -> None:
         raise ValueError("this one")
 
     queue = {
-        "weft-background": run._member.membership.background,
-        "weft-callbacks": run._member.callbacks.call,
+        "weft-background": run.member.membership.background,
+        "weft-callbacks": run.member.callbacks.call,
     }
     queue[name](bad)
     queue[name](done.set)

@@ -75,13 +75,12 @@ class Loading:
 
         self.bench = Bench(make, **spec)
         self.prefetcher: Prefetcher = self.bench.executor
-        self.batched = "batch" in spec
 
     def load(self) -> None:
         """One round of a loader."""
         works = self.prefetcher._queue.get_nowait()
         assert works
-        self.prefetcher._load_for(works, batched=self.batched)
+        self.prefetcher._load_for(works)
 
 
 @pytest.fixture
@@ -213,12 +212,12 @@ def test_gathered_for_one_load() -> None:
     works = loading.bench.poll(40)
     prefetcher = loading.prefetcher
     prefetcher._queue.put(None)
-    first, second = prefetcher._next(batched=False), prefetcher._next(batched=False)
-    third = prefetcher._next(batched=False)
+    first, second = prefetcher._next(), prefetcher._next()
+    third = prefetcher._next()
     assert first == works[:15]  # a quarter of the slots
     assert second == works[15:30]
     assert third == works[30:]
-    assert prefetcher._next(batched=False) is None
+    assert prefetcher._next() is None
 
 
 def test_closing_ends_the_executor_behind() -> None:

@@ -128,7 +128,7 @@ class Office:
 
     def _make(self, plan: Any, door: Any) -> ProcessExecutor:
         told = WorkerSpec(
-            print, None, "bytes", "bytes", None, plan.retry, "key", self.explicit, "g", None
+            print, None, "bytes", "bytes", None, plan.spec.retry, "key", self.explicit, "g", None
         )
         return ProcessExecutor(plan, door, told, self.failed.append)
 

@@ -34,10 +34,14 @@ class Place:
     def __init__(self) -> None:
         self.time = 100.0
         self.did: list[Any] = []
+        self.rests: list[float] = []
         self.consumer = SimpleNamespace(leave=lambda wait_s: self.did.append(("leave", wait_s)))
 
     def now(self) -> float:
         return self.time
+
+    def pause(self, seconds: float) -> None:
+        self.rests.append(seconds)
 
 
 @pytest.fixture
@@ -47,9 +51,8 @@ def place() -> Place:
 
 
 @pytest.fixture
-def again(place: Place, monkeypatch: pytest.MonkeyPatch) -> Rejoining:
-    """It has a consumer so far; a step that waits does not take long."""
-    monkeypatch.setattr(rebalance, "REJOIN_LOOK_S", 0.0)
+def again(place: Place) -> Rejoining:
+    """It has a consumer so far."""
     membership: Any = place
     return Rejoining(membership, lambda: place.did.append("lose"), lambda: place.did.append("join"))
 
@@ -80,19 +83,14 @@ def test_it_joins_once_the_wait_is_over(place: Place, again: Rejoining) -> None:
     assert not again.waiting
 
 
-def test_it_does_not_spin_while_it_waits(
-    place: Place, again: Rejoining, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_does_not_spin_while_it_waits(place: Place, again: Rejoining) -> None:
     """Each step that joins nothing takes a moment; the one that joins takes none."""
-    rests: list[float] = []
-    monkeypatch.setattr(rebalance, "REJOIN_LOOK_S", 0.05)
-    monkeypatch.setattr(again, "_pause", SimpleNamespace(wait=rests.append))
     again.begin(PROBLEM)
     again.step()
-    assert rests == [0.05]
+    assert place.rests == [rebalance.REJOIN_LOOK_S]
     place.time += FIRST_S
     again.step()
-    assert rests == [0.05]
+    assert place.rests == [rebalance.REJOIN_LOOK_S]
 
 
 def waits_s(place: Place, again: Rejoining) -> float:

@@ -23,8 +23,7 @@ class Cluster:
         self.reread_of = []
         self.topic_ids = TopicIds(self.ask, self.unsure.append)
         self.partition = SimpleNamespace(
-            topic="t",
-            number=0,
+            where=WHERE,
             committed_or_sent=lambda: {5, 7},
         )
         self.membership = SimpleNamespace(
@@ -149,7 +148,7 @@ def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old()
     """One of two partitions came back after the topic was made again: the other is read anew."""
     cluster, other = Cluster(), ("t", 1)
     cluster.membership.partitions[other] = SimpleNamespace(
-        topic="t", number=1, committed_or_sent=lambda: {3}
+        where=("t", 1), committed_or_sent=lambda: {3}
     )
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])

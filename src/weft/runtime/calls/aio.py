@@ -23,7 +23,7 @@ from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.calls import stacks
-from weft.runtime.calls.invoke import ending, failed
+from weft.runtime.calls.invoke import failed, report_returned
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.types import Record
@@ -277,15 +277,8 @@ class AsyncExecutor(Executor):
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
             plan.called([work], began)
             self._door.ended.append(failed(work, self._timeout(work)))
-            return
-        ended = None
-        if returned is not None:  # a generator runs only now
-            ended = ending(work, returned, plan.output)
-        plan.called([work], began, returned)
-        if ended is None:
-            self._door.done.append(work)
         else:
-            self._door.ended.append(ended)
+            report_returned(plan, self._door, work, returned, began)
 
     def _failed(self, worker: _Worker, work: Work, error: BaseException, began: float) -> None:
         """The attempt failed: by itself, by its time-out, or because the executor is closing."""

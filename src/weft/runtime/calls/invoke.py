@@ -15,7 +15,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from types import CoroutineType, GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core.events import Decided, Ended, Failed, Returned
@@ -27,6 +27,10 @@ from weft.policies import DeadLetter, GivenUp, Park, Retry
 from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Produce, Raised, Record, _SameKey
+
+if TYPE_CHECKING:
+    from weft.runtime.door import Door
+    from weft.runtime.handling import HandlerPlan
 
 #: callables of Retry(delay_s=...) that failed and were logged
 _REPORTED: list[Callable[..., float]] = []
@@ -216,6 +220,17 @@ def ending(work: Work, returned: Any, output: str | None) -> Ended | None:
     except BaseException as error:  # a user's generator may raise anything, or call sys.exit()
         return failed(work, error)
     return Returned(work, messages) if messages else None
+
+
+def report_returned(plan: HandlerPlan, door: Door, work: Work, returned: Any, began: float) -> None:
+    """Append a call that returned something, or that a reader of results wants to see."""
+    # A generator runs only now.
+    ended = None if returned is None else ending(work, returned, plan.output)
+    plan.called([work], began, returned)
+    if ended is None:
+        door.done.append(work)
+    else:
+        door.ended.append(ended)
 
 
 def decided(effect: fx.AskExhausted) -> Decided:

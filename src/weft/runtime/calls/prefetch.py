@@ -73,6 +73,7 @@ class Prefetcher(Executor):
         self._door = door
         self._loop = loop
         self._function: Callable[..., Any] = plan.prefetch
+        self._batched = plan.spec.batch is not None
         self._limit = max(LOAD_MIN, plan.spec.concurrency // 4)
         self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
         self._gathering = threading.Lock()
@@ -150,23 +151,22 @@ class Prefetcher(Executor):
     # -- on a loader's thread ----------------------------------------------------------------------
 
     def _load(self) -> None:
-        batched = self._plan.spec.batch is not None
         while True:
             with self._gathering:
-                works = self._next(batched=batched)
+                works = self._next()
             self._release_finished(now=works is None)
             if works is None:
                 return
             if works:
-                self._load_for(works, batched=batched)
+                self._load_for(works)
 
-    def _next(self, *, batched: bool) -> list[Work] | None:
+    def _next(self) -> list[Work] | None:
         """Records to load; an empty list when it is only time to check for releases."""
         try:
             works = self._queue.get(timeout=LOOK_S if self._groups else None)
         except Empty:
             return []
-        if batched or works is None:
+        if self._batched or works is None:
             return works
         deadline = time.monotonic() + GATHER_S
         while len(works) < self._limit:
@@ -180,7 +180,7 @@ class Prefetcher(Executor):
             works = works + more
         return works
 
-    def _load_for(self, works: list[Work], *, batched: bool) -> None:
+    def _load_for(self, works: list[Work]) -> None:
         self._door.waiting(works)
         records = [work.record for work in works]
         context = Context()
@@ -201,7 +201,7 @@ class Prefetcher(Executor):
         with self._handing_on:
             self._loading.difference_update(works)
         self._door.begun(works)
-        if batched:
+        if self._batched:
             self.inner.start_batch(works)
         else:
             self.inner.start(works)
@@ -244,7 +244,7 @@ class Prefetcher(Executor):
         """End these calls, which are not passed on."""
         with self._handing_on:
             self._loading.difference_update(works)
-        if self._plan.spec.batch is not None:
+        if self._batched:
             self._door.batch_ended(works, [], ends, whole=whole, call=works[0].call)
         else:
             self._door.ended.extend(ends)

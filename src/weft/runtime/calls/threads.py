@@ -26,7 +26,7 @@ from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
-from weft.runtime.calls.invoke import ending, failed
+from weft.runtime.calls.invoke import failed, report_returned
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.logs import event
@@ -326,12 +326,5 @@ class ThreadExecutor(WorkerThreads[Work]):
             late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
             plan.called([work], began)
             door.ended.append(failed(work, late))
-            return
-        ended = None
-        if returned is not None:  # a generator runs only now
-            ended = ending(work, returned, plan.output)
-        plan.called([work], began, returned)
-        if ended is None:
-            door.done.append(work)
         else:
-            door.ended.append(ended)
+            report_returned(plan, door, work, returned, began)

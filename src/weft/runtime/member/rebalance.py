@@ -11,7 +11,6 @@ the error that the instance id is still in use, which is final for that librdkaf
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -374,7 +373,6 @@ class Rejoining:
         self._began_at = float("-inf")
         #: when the next consumer is created; None while there is one
         self._again_at: float | None = None
-        self._pause = threading.Event()
 
     @property
     def waiting(self) -> bool:
@@ -402,7 +400,7 @@ class Rejoining:
         """Instead of a poll: wait a moment, or join again."""
         assert self._again_at is not None
         if self._membership.now() < self._again_at:
-            self._pause.wait(REJOIN_LOOK_S)
+            self._membership.pause(REJOIN_LOOK_S)
             return
         self._again_at = None
         self._join()

@@ -55,7 +55,7 @@ class _Force(NamedTuple):
 
 
 class Controlled(Protocol):
-    """What commands need of the run."""
+    """What commands, and queries from outside, need of the run."""
 
     @property
     def member(self) -> Member | None:
@@ -64,8 +64,8 @@ class Controlled(Protocol):
     def stop(self, mode: StopMode) -> None:
         """End it."""
 
-    def snapshot(self, *, worst: bool = True) -> dict[str, Any]:
-        """See `App.snapshot`."""
+    def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
+        """See `App.snapshot`; `Snapshots.taken` describes the options."""
 
 
 def logged(order: Order, answer: Answer) -> None:
@@ -177,26 +177,7 @@ class Control:
         buffered = sum(row["buffered"] for row in meant)
         here = f"{len(meant):,} of its partitions, {buffered:,} records here"
         if order.action == "resume":
-            # End pauses; `waiting`: handlers whose records wait for a probe, which is ended as
-            # well.
-            waiting = _waiting(order, shot["halts"])
-            paused = [one for one in self._force if one.order.action == "pause"]
-            whole = order.topic is None and order.handler is None
-            target = (order.topic, order.handler)
-            ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
-            left = [one for one in paused if one not in ended]
-            if not ended and not waiting:
-                more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
-                return "unchanged", f"no command paused {what(order)}{more}", None, ()
-            if order.dry_run:
-                return self._would(order, handler, f"resume {what(order)}: {here}", None)
-            self._force = [one for one in self._force if one not in ended]
-            self._check_sent()
-            numbers, member = list(map(self._names.index, waiting)), self._run.member
-            if numbers and member is not None:
-                member.door.call(lambda engine, at: engine.end_outages(at, numbers))
-            more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
-            return "done", f"resumed {what(order)}: {here}{more}", None, ()
+            return self._resumed(order, handler, shot["halts"], here)
         until = self._time() + order.for_s
         settings = ", ".join(
             f"{name}={'as declared' if value is None else f'{value:g}'}"
@@ -207,7 +188,33 @@ class Control:
         if order.dry_run:
             words = [f"{order.action} {what(order)}", settings, here]
             return self._would(order, handler, ": ".join(filter(None, words)), until)
-        here = settings or here
+        return self._in_force(order, until, settings or here)
+
+    def _resumed(
+        self, order: Order, handler: int | None, halts: Sequence[Mapping[str, Any]], here: str
+    ) -> _Done:
+        """End pauses, and the outages of handlers whose records wait for a probe."""
+        waiting = _waiting(order, halts)
+        paused = [one for one in self._force if one.order.action == "pause"]
+        whole = order.topic is None and order.handler is None
+        target = (order.topic, order.handler)
+        ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
+        left = ", ".join(what(one.order) for one in paused if one not in ended)
+        if not ended and not waiting:
+            more = f"; in force: {left}" if left else ""
+            return "unchanged", f"no command paused {what(order)}{more}", None, ()
+        if order.dry_run:
+            return self._would(order, handler, f"resume {what(order)}: {here}", None)
+        self._force = [one for one in self._force if one not in ended]
+        self._check_sent()
+        numbers, member = list(map(self._names.index, waiting)), self._run.member
+        if numbers and member is not None:
+            member.door.call(lambda engine, at: engine.end_outages(at, numbers))
+        more = f"; still paused: {left}" if left else ""
+        return "done", f"resumed {what(order)}: {here}{more}", None, ()
+
+    def _in_force(self, order: Order, until: float, here: str) -> _Done:
+        """A pause or a setting; it replaces an earlier one of the same."""
         alike = [one for one in self._force if _same(one.order, order)]
         if len(self._force) >= IN_FORCE_MAX and not alike:
             raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")

@@ -21,6 +21,7 @@ from weft.observe.reports import Reporter
 from weft.policies import DeadLetter, Park
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
+from weft.runtime.run.control import Control, Controlled
 from weft.runtime.run.group_control import GroupControl
 from weft.runtime.run.run_snapshot import add_calls, picture_of
 from weft.sparse import Sparse
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from weft.observe.replays import Replays
     from weft.observe.serving import Serving
     from weft.routing import Routes
-    from weft.runtime.member.member import Member
-    from weft.runtime.run.control import Control
     from weft.runtime.run.watching import Watching
 
 #: `weft run` sets it; 1: `app.run()` opens a socket, too; 0: no socket
@@ -41,27 +40,17 @@ POLL_BLOCKED_S = 10.0
 LOOP_BLOCKED_S = 60.0
 
 
-class Seen(Protocol):
+class Seen(Controlled, Protocol):
     """What is queried of a run."""
 
     watching: Watching | None
     control: Control
 
-    @property
-    def member(self) -> Member | None:
-        """Its member, once it exists."""
-
-    def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
-        """See `App.snapshot`; `Snapshots.taken` describes the options."""
-
 
 class RunSource:
     """A run of this process, as queried from outside."""
 
-    def __init__(
-        self,
-        run: Seen,
-    ) -> None:
+    def __init__(self, run: Seen) -> None:
         self.snapshot, self.measures = run.snapshot, partial(run.snapshot, worst=False)
         self.report = partial(run.snapshot, mapped=True)
         self._run = run

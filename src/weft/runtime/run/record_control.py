@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.account.finding import Undone, count_key, find, find_key, undone_of, works_of
 from weft.account.shown import counted
@@ -42,6 +42,7 @@ DONE = "done"
 _numbers = itertools.count()
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def fetched(
@@ -59,9 +60,18 @@ def fetched(
 
 def targets_of(order: Order) -> list[Target]:
     """The lanes and records that a command names."""
-    if order.key is not None:
-        return [Target(str(order.topic), order.key.encode(errors="surrogateescape"))]
+    if (key := _key_bytes(order)) is not None:
+        return [Target(str(order.topic), key)]
     return [Target(str(order.topic), None, *one) for one in order.records]
+
+
+def _key_bytes(order: Order) -> bytes | None:
+    return None if order.key is None else order.key.encode(errors="surrogateescape")
+
+
+def _slices(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """For one visit of the engine each: no other thread waits at the door for all of them."""
+    return (items[start : start + most] for start in range(0, len(items), most))
 
 
 def meant_by(
@@ -77,8 +87,7 @@ def meant_by(
     meant = (states.RETRYING, states.PARKED) if many else range(states.DONE)
     works = member.door.call(lambda engine, now: works_of(engine, topic))
     undone: list[Undone] = []
-    for start in range(0, len(works), OBEY_MAX):
-        some = works[start : start + OBEY_MAX]
+    for some in _slices(works, OBEY_MAX):
         undone += member.door.call(
             lambda engine, now, some=some: undone_of(some, meant)  # type: ignore[misc]  # bound here
         )
@@ -188,8 +197,7 @@ def obeyed_by(
 
     member.membership.answered.append(received)
     try:
-        for start in range(0, len(commands), OBEY_MAX):
-            some = commands[start : start + OBEY_MAX]
+        for some in _slices(commands, OBEY_MAX):
             member.door.call(
                 lambda engine, now, some=some: engine.obey(now, some, unix_s)  # type: ignore[misc]  # bound here
             )
@@ -238,12 +246,12 @@ def would_be(
         (u.record.partition, u.record.offset): u for some in (meant or {}).values() for u in some
     }
     shown = list(rows[:RECORDS_MAX])
-    for start in range(0, len(shown), LOOK_MAX):
-        places = [
-            (number, one["partition"], one["offset"])
-            for number, one in enumerate(shown[start : start + LOOK_MAX], start)
-            if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
-        ]
+    named = [
+        (number, one["partition"], one["offset"])
+        for number, one in enumerate(shown)
+        if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
+    ]
+    for places in _slices(named, LOOK_MAX):
         found = member.door.call(
             lambda engine, now, places=places: [  # type: ignore[misc]  # bound here
                 (number, find(engine, now, unix_s - now, topic, *place))
@@ -256,8 +264,7 @@ def would_be(
             where = one["place"] if row["detail"] == order.reason else row["detail"]
             shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
     count = ""
-    if order.key is not None:
-        key_bytes = order.key.encode(errors="surrogateescape")
+    if (key_bytes := _key_bytes(order)) is not None:
         records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
         count = f"{counted(records, 'record')} of it here"
     elif meant is not None:
@@ -268,13 +275,11 @@ def would_be(
 def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
     """The records that a command would affect, and where they are."""
     topic, found = str(order.topic), list[Row]()
-    if order.key is not None:
-        key = order.key.encode(errors="surrogateescape")
+    if (key := _key_bytes(order)) is not None:
         found = member.door.call(
             lambda engine, now: find_key(engine, now, unix_s - now, key, topic)
         )
-    for start in range(0, len(order.records), LOOK_MAX):
-        some = order.records[start : start + LOOK_MAX]
+    for some in _slices(order.records, LOOK_MAX):
         found += member.door.call(
             lambda engine, now, some=some: [  # type: ignore[misc]  # bound here
                 find(engine, now, unix_s - now, topic, *one) for one in some

@@ -73,7 +73,8 @@ class Run:
             self._plans, self._options.on_result, stream, as_handled(self._handlers)
         )
         self._loop: HandlerLoop | None = None
-        self._member: Member | None = None
+        #: once it has been created
+        self.member: Member | None = None
         self._drain: Drain | None = None
         self._admin: AdminPort | None = None
         self._drained = False
@@ -82,7 +83,7 @@ class Run:
         self.control = Control(self, self._routes, names, self._connection.log_reader)
         self._outside = Outside(self._options, RunSource(self), self._routes, self.control.note)
         self._stop_asked: StopMode | None = None
-        self._signals = StopSignals(self.stop, lambda: self._member is not None)
+        self._signals = StopSignals(self.stop, lambda: self.member is not None)
         self._began = 0.0
         name = self.instance_id or self._connection.instance_id()
         self._snapshots = Snapshots(self._plans, self._options.group, name)
@@ -151,7 +152,7 @@ class Run:
             for ledger in self._ledgers:
                 if self._loop is not None:
                     self._loop.at_exit(ledger.close_async)
-            member = self._member = Member(self._member_config())
+            member = self.member = Member(self._member_config())
             self._connection.clock.watch(lambda: self._under_way(member))
             log_start(self._options, self._handlers, self._plans, topics, self._until)
             if self._loop is not None:
@@ -310,8 +311,8 @@ class Run:
         """End the run: see `App.stop`."""
         self._stop_asked = mode  # for `start`, if it has not come that far
         event("info", "stop asked", mode=mode)
-        if self._member is not None:
-            self._member.stop(mode)
+        if self.member is not None:
+            self.member.stop(mode)
 
     def wait(self, timeout_s: float | None = None) -> RunReport:
         """Wait for the end and its report; TimeoutError if it did not come in time."""
@@ -357,11 +358,6 @@ class Run:
         return cancelled
 
     @property
-    def member(self) -> Member | None:
-        """The member, once it has been created."""
-        return self._member
-
-    @property
     def over(self) -> bool:
         """Whether the run has ended."""
         return self._over.is_set()
@@ -395,12 +391,12 @@ class Run:
             if self._early is not None:
                 self._early.append(event)
                 return
-        assert self._member is not None, "which took the early ones"
-        self._member.door.post(event)
+        assert self.member is not None, "which took the early ones"
+        self.member.door.post(event)
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`; `Snapshots.taken` describes the options."""
-        shot = self._snapshots.taken(self._member, over=self.over, worst=worst, mapped=mapped)
+        shot = self._snapshots.taken(self.member, over=self.over, worst=worst, mapped=mapped)
         return {**shot, "control": self._outside.followed()}
 
     def install_signals(self) -> None:

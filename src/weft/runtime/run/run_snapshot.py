@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from weft.account.account import Account, begin, copies, slices
 from weft.account.picture import NO_PICTURE, maps, picture
 from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
-from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.states import InternalError
 from weft.observe.about import about_run
@@ -147,7 +145,7 @@ def account_of(door: Door, *, records: bool = True) -> Account:
     """
     account, partitions = door.call(begin)
     for some in slices(partitions, records=records):
-        account.copies.extend(door.call(partial(_copies, some, records)))
+        account.copies.extend(_copied(door, some, records=records))
     return account
 
 
@@ -158,7 +156,7 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     try:
         account, partitions = member.door.call(begin)
         some = [p for p in partitions if p.where == (topic, number)]
-        account.copies.extend(member.door.call(partial(_copies, some, True)))
+        account.copies.extend(_copied(member.door, some, records=True))
     except InternalError:
         return None
     drawn = [picture(account, part, time.time() - member.now()) for part in account.parts()]
@@ -169,13 +167,8 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     return {**shown[0], "partition": rows[0]} if rows else None
 
 
-def _copies(
-    partitions: list[Partition],
-    records: bool,  # noqa: FBT001  # partial's argument
-    engine: Engine,
-    _now: float,
-) -> list[tuple[Any, ...]]:
-    return copies(engine, partitions, records=records)
+def _copied(door: Door, some: list[Partition], *, records: bool) -> list[tuple[Any, ...]]:
+    return door.call(lambda engine, _now: copies(engine, some, records=records))
 
 
 def under_way(member: Member) -> int:

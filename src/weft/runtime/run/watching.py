@@ -85,7 +85,8 @@ class LoopWatch:
         #: when it was probed; None if it has answered
         self._asked_at: float | None = None
         self._next_at = 0.0
-        self.count = False
+        #: a blocked loop was logged
+        self.reported = False
 
     def blocked_s(self) -> float:
         """For how long it has not answered, in seconds; 0 while it runs."""
@@ -218,8 +219,8 @@ class Watching:
         if loop is None:
             return
         blocked_s = loop.blocked_s()
-        if blocked_s >= LOOP_BLOCKED_S and not loop.count:
-            loop.count = True
+        if blocked_s >= LOOP_BLOCKED_S and not loop.reported:
+            loop.reported = True
             lines, handler = loop.stack()
             self._member.run_log.line(
                 "warning",
@@ -228,8 +229,8 @@ class Watching:
                 next=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
                 traceback="\n".join(lines),
             )
-        elif blocked_s < LOOP_BLOCKED_S and loop.count:
-            loop.count = False
+        elif blocked_s < LOOP_BLOCKED_S and loop.reported:
+            loop.reported = False
             self._member.run_log.line("info", "the handlers' loop runs again")
         loop.ask()
 

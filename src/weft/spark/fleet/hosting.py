@@ -152,12 +152,12 @@ class MemberRun(Run):
     @property
     def may_restart(self) -> bool:
         """Whether a new member may not have the failure that ended this one."""
-        return self._member is None or self._member.may_restart
+        return self.member is None or self.member.may_restart
 
     def hurry(self, drain_timeout_s: float) -> None:
         """From now on a stop may take no longer than this."""
-        if self._member is not None:
-            config = self._member.config
+        if self.member is not None:
+            config = self.member.config
             config.drain_timeout_s = min(config.drain_timeout_s, drain_timeout_s)
 
     def latencies(self) -> dict[str, list[float]]:
