@@ -188,7 +188,7 @@ def commit_plan_seconds(done: int) -> float:
         while bench.started:
             bench.finish(2_000)
     assert partition.frontier == 0
-    partition.commit.again = True
+    partition.commit.repeat = True
     begin = time.process_time()
     item = bench.engine._plans.plan(partition)
     seconds = time.process_time() - begin

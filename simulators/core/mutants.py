@@ -198,7 +198,7 @@ def _marked_after_the_start(original: Any) -> Any:
 def _refused_commit_forgotten(original: Any) -> Any:
     def refused(self: Commits, partition: Partition, answer: Any) -> None:
         original(self, partition, answer)
-        partition.commit.again = partition.offsets.changed = False
+        partition.commit.repeat = partition.offsets.changed = False
         partition.commit.at = self._state.now + 10_000.0
 
     return refused
@@ -241,7 +241,7 @@ def _commits_of_closed_epochs(original: Any) -> Any:
         original(self, partitions, lost=lost)
         for partition in partitions:
             partition.state = states.REVOKING
-            partition.commit.again = True
+            partition.commit.repeat = True
             self._state.partitions.setdefault((partition.topic, partition.number), partition)
 
     return closed

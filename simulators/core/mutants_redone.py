@@ -7,7 +7,7 @@ from typing import Any
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.codec.writer import Carrier
-from weft.core import again
+from weft.core import redo
 from weft.core.delivery.exactly_once import ExactlyOnce
 from weft.core.lanes import Lanes
 
@@ -22,7 +22,7 @@ def _beside_what_is_queued(original: Any) -> Any:
     return lambda self, work, _head: original(self, work, None)
 
 
-@mutant(again, "_answer", "S14", first_seed=profiles.REDONE)
+@mutant(redo, "_answer", "S14", first_seed=profiles.REDONE)
 def _answered_twice(original: Any) -> Any:
     def answer(state: Any, *what: Any) -> None:
         original(state, *what)
@@ -31,12 +31,12 @@ def _answered_twice(original: Any) -> Any:
     return answer
 
 
-@mutant(again, "failed", "S14", first_seed=profiles.REDONE)
+@mutant(redo, "failed", "S14", first_seed=profiles.REDONE)
 def _a_failure_told_as_success(original: Any) -> Any:
-    return lambda state, work, _error: again.handled(state, work)
+    return lambda state, work, _error: redo.handled(state, work)
 
 
-@mutant(again, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
+@mutant(redo, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
 def _between_two_of_a_batch(original: Any) -> Any:
     return lambda work: work
 
@@ -49,8 +49,8 @@ def _its_commit_looks_like_the_one_before(original: Any) -> Any:
 @mutant(ExactlyOnce, "send", "S14", first_seed=profiles.REDONE + 1)
 def _answered_before_its_transaction(original: Any) -> Any:
     def send(self: ExactlyOnce, work: Any, outputs: Any) -> None:
-        if work in work.partition.again:
-            again.handled(self._state, work)
+        if work in work.partition.redone:
+            redo.handled(self._state, work)
         else:
             original(self, work, outputs)
 
@@ -60,6 +60,6 @@ def _answered_before_its_transaction(original: Any) -> Any:
 @mutant(ExactlyOnce, "stored", "S14", "S4", "structure", first_seed=profiles.REDONE + 1)
 def _never_answered(original: Any) -> Any:
     def stored(self: ExactlyOnce, partition: Any, claims: list[Any]) -> None:
-        original(self, partition, [work for work in claims if work not in partition.again])
+        original(self, partition, [work for work in claims if work not in partition.redone])
 
     return stored

@@ -39,7 +39,7 @@ def _exports_the_head_alone(original: Any) -> Any:
     return lane
 
 
-@mutant(Export, "awaits", "S1", "S3", "S12", "S16", "structure", first_seed=profiles.PARKED + 122)
+@mutant(Export, "accept", "S1", "S3", "S12", "S16", "structure", first_seed=profiles.PARKED + 122)
 def _what_comes_back_is_handled(original: Any) -> Any:
     return lambda _self, _work: False
 

@@ -446,7 +446,7 @@ class Oracle:
             life.base = says.offset
             for work in item.claims:
                 offset = work.record.offset
-                if work in item.partition.again:
+                if work in item.partition.redone:
                     redoing.sent(life, offset, refused=False)
                     self.redone[tp, offset] += work.outputs is not None
                     self.stats["redone in a transaction"] += 1

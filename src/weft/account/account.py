@@ -331,7 +331,7 @@ def copies(
                 {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
                 gathered[p] if gathered else 0,
                 not_begun[p] if not_begun else 0,
-                len(p.again),
+                len(p.redone),
                 sum(
                     head is not None and head.state == states.QUEUED
                     for head in p.lanes.occupied.values()

@@ -4,7 +4,7 @@ Each gets one answer (`effects.Answered`). A skip is final once the commit that 
 stored, so its answer waits for that; the record is never handled afterwards. A command that is
 obeyed a second time, here or by the next owner of the partition, changes nothing: a hold has its
 end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
-redo is for now only (again.py): each command of it is one call. A dry command runs the same code up
+redo is for now only (redo.py): each command of it is one call. A dry command runs the same code up
 to the first change, so it has the same answer.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from weft.core import again, states
 from weft.core import effects as fx
+from weft.core import redo, states
 from weft.core.delivery import complete
 from weft.core.exports import under_export
 from weft.core.holds import HOLD_MAX_S, hold, hold_behind, hold_of
@@ -152,7 +152,7 @@ class Commands:
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """The records of a lane in order; exactly_once: without those that it has passed."""
         undone = self._undone_of_lane(partition, key)
-        return again.of_lane(partition, key, undone) if partition.again else undone
+        return redo.of_lane(partition, key, undone) if partition.redone else undone
 
     def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         works = (work for work in self._all_of_lane(partition, key) if work.state != states.PENDING)
@@ -211,7 +211,7 @@ class Commands:
             return _row(partition, command, "redone", "it is done, and handled again")
         if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
             partition.lanes.put_back([first])  # its batch had not started: both join one
-        if again.put(partition, command, record, first):
+        if redo.put(partition, command, record, first):
             return None
         what = _UNDER_WAY.format("behind another record of its key")
         return _row(partition, command, "refused", what)
@@ -233,7 +233,7 @@ class Commands:
             return "this member is about to leave: ask the next owner"
         if record is None:
             return "it is not in its topic (any more)"
-        if any(work.record.offset == offset for work in partition.again):
+        if any(work.record.offset == offset for work in partition.redone):
             return _UNDER_WAY.format("handled again")
         if lanes.key_of(record) in lanes.occupied:
             return _UNDER_WAY.format("behind a call of an earlier epoch")

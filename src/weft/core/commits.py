@@ -6,7 +6,7 @@ Theory of operation. Each partition has at most one commit in flight (`CommitSta
     IDLE ─────────────────────────────────────► SENT ─────────────────────────────► IN_DOUBT
       ▲     send(plan): frontier, map, claims     │                                    │
       └───────────────────────────────────────────┴────────────────────────────────────┘
-          stored, refused (`again`: sent once more), or read back as either
+          stored, refused (`repeat`: sent once more), or read back as either
 
 1. A plan is one snapshot (plans.py): frontier and map are never of two moments.
 2. A *claim* is a finished record whose next step waits for a commit. It leaves `claims` only when a
@@ -56,7 +56,7 @@ class CommitState:
     #: the broker's limit; lower after it refused a map of the usual size
     map_limit: int = -1
     #: the last plan has to be sent again, even without a change
-    again: bool = False
+    repeat: bool = False
     state: int = states.IDLE
     #: of the last request
     sequence: int = 0
@@ -83,7 +83,7 @@ class CommitState:
     @property
     def dirty(self) -> bool:
         """Whether a commit would differ from the last plan."""
-        return self._offsets.changed or self.again or self.memory.changed
+        return self._offsets.changed or self.repeat or self.memory.changed
 
     def ready(self, now: float) -> bool:
         """Whether there is something new, and it may be sent."""
@@ -102,7 +102,7 @@ class CommitState:
         """This plan is in flight."""
         self.move(states.SENT)
         self.sequence, self.at, self.sent = sequence, answer_by, item
-        self.again = self._offsets.changed = self.memory.changed = False
+        self.repeat = self._offsets.changed = self.memory.changed = False
         self.left_out = len(item.claims) < len(self.claims)
         self.map_chars = len(item.metadata) - item.rider_chars
 
@@ -125,7 +125,7 @@ class CommitState:
     def refused(self, again_at: float) -> fx.PlanItem:
         """The broker has refused it; returns the plan."""
         item = self._answered()
-        self.again, self.at = True, again_at
+        self.repeat, self.at = True, again_at
         return item
 
     def shrink_map(self, refused_chars: int) -> None:
@@ -278,7 +278,7 @@ class Commits:
         self._state.count("late_commit_answers")
         partition = self._state.partitions.get(answer.partition.where)
         if partition is not None and answer.verdict == "stored":
-            partition.commit.again = True
+            partition.commit.repeat = True
 
     def _stored(self, partition: Partition) -> Committed:
         now = self._state.now

@@ -1,4 +1,22 @@
-"""What happens to a record when its call ends: done, sent, tried again, or given up."""
+"""What happens to a record when its call ends: done, sent, tried again, or given up.
+
+Theory of operation. A call that ended is one of four things::
+
+    done ───────────────────────────────────────────────┐
+    Returned ──► SENDING ──► acknowledged ──────────────┴──► `handled`: by the rules of its delivery
+                    └──────► refused ───┐
+    Failed ─────────────────────────────┴──► `_failed`
+                                               ├ an outage, or a brake   waits, costs no attempt
+                                               ├ attempts left           `_retry`: RETRYING
+                                               └ none left               `_exhausted`, `_give_up`
+    Unhandled ──► QUEUED, as if it had not started
+
+- Without attempts left the policy decides: a dead letter is SENDING like outputs, a skip is
+  `handled`, a park waits for its release (`_park`). A function as policy is asked first (`_ask`).
+- A batch that failed as a whole costs no record an attempt: `_split` tries it again in halves.
+- Of an epoch that has ended everything is counted and dropped (`_late`).
+- A record that is fetched starts with what the commit remembers of it (`admit`, `_restore`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +26,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from weft.codec import Remembered
-from weft.core import again, states
 from weft.core import effects as fx
+from weft.core import redo, states
 from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
 from weft.core.exports import is_exported, park_with_lane
@@ -62,8 +80,8 @@ class Endings:
         for work in others:  # late, or of a delivery that needs more
             if work.state == states.RUNNING:
                 work.partition.call_ended()
-                if work in work.partition.again:
-                    again.handled(state, work)
+                if work in work.partition.redone:
+                    redo.handled(state, work)
                 else:
                     self._delivery(work).handled(work, report=False)
             else:
@@ -107,7 +125,7 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        may_again = work not in work.partition.again and self._delivery(work).refused(work)
+        may_again = work not in work.partition.redone and self._delivery(work).refused(work)
         if work.state != states.RUNNING or not isinstance(ending, Failed) or not may_again:
             self._ended(ending)
             return
@@ -154,7 +172,7 @@ class Endings:
         """
         count = getattr(work.outputs, "records", 0)
         work.outputs = None
-        if work in work.partition.again or not self._delivery(work).refused(work):
+        if work in work.partition.redone or not self._delivery(work).refused(work):
             self._failed(work, Failed(work, error))  # final, which keeps the lane's order
             return
         behind = ordered and count > 0 and unfollow(work)
@@ -200,8 +218,8 @@ class Endings:
 
     def handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
-        if work in work.partition.again:
-            again.handled(self._state, work)
+        if work in work.partition.redone:
+            redo.handled(self._state, work)
             self._state.report(work, "done", None, work.outputs or ())
             return
         self._state.finished_since_commit += 1
@@ -252,22 +270,22 @@ class Endings:
         elif alone_s is not None:
             self._retry(work, failure, alone_s)
         else:
-            self._again(work, failure)
+            self._try_again(work, failure)
 
-    def _again(self, work: Work, failure: Failure) -> None:
+    def _try_again(self, work: Work, failure: Failure) -> None:
         """The next attempt starts as soon as the handler may start something."""
         work.shed()
         self._requeue(work, failure)
         self._continue(work, failure)
 
     def _failed(self, work: Work, failed: Failed) -> None:
-        redone = work in work.partition.again
+        redone = work in work.partition.redone
         if failed.away and not redone and not self._state.outages.is_charged(work):
             self._waits(work, failed)
             return
         failure = self._attempt_failed(work, failed.error)
         if redone:
-            again.failed(self._state, work, failed.error)
+            redo.failed(self._state, work, failed.error)
             return
         allowed, braked = work.retry.attempts, work.partition.handler.flood is not None
         spent = allowed is not None and failure.attempts - failure.shared >= allowed
@@ -275,7 +293,7 @@ class Endings:
             self._retry(work, failure, failed.delay_s)
         elif braked and self._state.outages.is_spared(work, failed.error):
             failure.shared += 1
-            self._again(work, failure)
+            self._try_again(work, failure)
         else:
             failure.exhausted_by = "attempts" if spent else "rejected"
             self._exhausted(work, failure, failed.error)
@@ -513,7 +531,7 @@ class Endings:
         partition = work.partition
         known = partition.memory.fetched(work.offset)
         export = partition.exports.get(partition.lanes.key_of(work.record))
-        if export is not None and export.awaits(work):
+        if export is not None and export.accept(work):
             if known is not None:
                 work.resume(known.attempts, self._state.texts)
             partition.lanes.join_one(work, waits=True)

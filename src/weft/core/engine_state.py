@@ -165,7 +165,7 @@ class EngineState:
         if partition is None:
             return None
         work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
-        return work or next((one for one in partition.again if one.offset == offset), None)
+        return work or next((one for one in partition.redone if one.offset == offset), None)
 
     def claim(self, work: Work) -> None:
         """The record's next step waits for the next commit of its partition."""

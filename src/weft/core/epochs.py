@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.codec import OffsetMap, Remembered, UnreadableMap, decode
-from weft.core import again, states
 from weft.core import effects as fx
+from weft.core import redo, states
 from weft.core.commits import CommitState
 from weft.core.memory import Memory
 from weft.core.offsets import Offsets
@@ -51,7 +51,7 @@ class Epochs:
             handler = state.handlers[new.handler]
             memory = Memory(new.remembered, on=handler.remembers)
             commit = CommitState(
-                offsets, new.committed, state.now, limit, again=new.commit_start, memory=memory
+                offsets, new.committed, state.now, limit, repeat=new.commit_start, memory=memory
             )
             occupied = state.orphans.get(where, ())
             partition = Partition(
@@ -124,7 +124,7 @@ class Epochs:
         self._batching.forget(partition)
         self._state.retries.forget()
         self._state.orphan(partition.where, running)
-        again.lose(self._state, partition)
+        redo.lose(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
             self._state.emit(fx.Answered(command, [lost]))

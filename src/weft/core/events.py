@@ -43,42 +43,6 @@ class Assignment:
     unix_s: float = 0.0
 
 
-# -- commands ----------------------------------------------------------------------------------
-
-
-class Pause(NamedTuple):
-    """Nothing of this topic, of this handler, or at all (both None) starts."""
-
-    topic: str | None = None
-    handler: int | None = None
-    #: UNIX seconds, for views: the core has no clock
-    until_s: float = 0.0
-    reason: str = ""
-
-    def holds(self, topic: str, handler: int) -> bool:
-        """Whether it concerns a partition of this topic and handler."""
-        return self.topic in (None, topic) and self.handler in (None, handler)
-
-
-class Tuning(NamedTuple):
-    """Settings of one handler by command; None: as declared."""
-
-    concurrency: int | None = None
-    rate_limit_per_s: float | None = None
-    #: of one attempt
-    timeout_s: float | None = None
-
-
-class Steering(NamedTuple):
-    """All commands in force. One that is missing has ended or was never given."""
-
-    pauses: tuple[Pause, ...] = ()
-    #: by the number of the handler
-    tunings: Mapping[int, Tuning] = {}
-
-
-AS_DECLARED = Tuning()
-
 # -- calls of a handler ----------------------------------------------------------------------------
 
 
@@ -137,7 +101,61 @@ class Decided(NamedTuple):
 #: how a call ended that did not simply return
 Ended = Returned | Failed | Unhandled
 
-# -- commands --------------------------------------------------------------------------------------
+# -- answers of the broker -------------------------------------------------------------------------
+
+#: the stored outputs of a record, or why they were not stored
+OutputsAnswer = tuple["Work", tuple[Sent, ...], ErrorInfo | None]
+#: a record whose outputs failed in a transaction, and the reason
+Stuck = tuple["Work", ErrorInfo]
+Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
+
+
+class Answer(NamedTuple):
+    """The broker's answer for one partition of a commit."""
+
+    partition: Partition
+    sequence: int
+    verdict: Verdict
+    reason: str = ""
+
+
+# -- what commands have in force -------------------------------------------------------------------
+
+
+class Pause(NamedTuple):
+    """Nothing of this topic, of this handler, or at all (both None) starts."""
+
+    topic: str | None = None
+    handler: int | None = None
+    #: UNIX seconds, for views: the core has no clock
+    until_s: float = 0.0
+    reason: str = ""
+
+    def holds(self, topic: str, handler: int) -> bool:
+        """Whether it concerns a partition of this topic and handler."""
+        return self.topic in (None, topic) and self.handler in (None, handler)
+
+
+class Tuning(NamedTuple):
+    """Settings of one handler by command; None: as declared."""
+
+    concurrency: int | None = None
+    rate_limit_per_s: float | None = None
+    #: of one attempt
+    timeout_s: float | None = None
+
+
+class Steering(NamedTuple):
+    """All commands in force. One that is missing has ended or was never given."""
+
+    pauses: tuple[Pause, ...] = ()
+    #: by the number of the handler
+    tunings: Mapping[int, Tuning] = {}
+
+
+AS_DECLARED = Tuning()
+
+# -- commands to lanes and records -----------------------------------------------------------------
 
 Action = Literal["hold", "release", "retry", "skip", "redo"]
 
@@ -166,21 +184,3 @@ class Command(NamedTuple):
     claimed_by: str = ""
     #: a dry run: only the answer, nothing changes
     dry: bool = False
-
-
-# -- answers of the broker -------------------------------------------------------------------------
-
-#: the stored outputs of a record, or why they were not stored
-OutputsAnswer = tuple["Work", tuple[Sent, ...], ErrorInfo | None]
-#: a record whose outputs failed in a transaction, and the reason
-Stuck = tuple["Work", ErrorInfo]
-Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
-
-
-class Answer(NamedTuple):
-    """The broker's answer for one partition of a commit."""
-
-    partition: Partition
-    sequence: int
-    verdict: Verdict
-    reason: str = ""

@@ -54,8 +54,8 @@ class Export:
         self.expected = -1
         self.known: Remembered | None = None
 
-    def awaits(self, work: Work) -> bool:
-        """Whether the record that arrived is the one to park: it goes next."""
+    def accept(self, work: Work) -> bool:
+        """Take the record that arrived as the next to park and send; False: it is another one."""
         offset = work.offset
         head = self.head
         over = head is None or (head.state in FINISHED and behind(head) is None)

@@ -37,9 +37,9 @@ class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "again", "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
+        "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
         "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages",
-        "parked", "plain", "remembers", "retries", "rotation", "short_of_room", "skipped",
+        "parked", "plain", "redone", "remembers", "retries", "rotation", "short_of_room", "skipped",
         "slots", "spec", "standing", "superseded", "timed", "valve",
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ class Handler:
         #: `HandlerSpec.plain`, now
         self.plain = spec.plain
         #: records that are handled again: meanwhile none is `plain`
-        self.again = 0
+        self.redone = 0
         #: whether outputs and offsets go into transactions
         self.exact = spec.exact
         #: whether attempts and parked records survive the epoch
@@ -124,8 +124,8 @@ class Handler:
 
     def divert(self, count: int) -> None:
         """So many more, or fewer, records are handled again."""
-        self.again += count
-        self.plain = self.spec.plain and not self.again
+        self.redone += count
+        self.plain = self.spec.plain and not self.redone
 
     # -- the rotation ----------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class Lanes:
             elsewhere = (
                 follows(following)
                 or following in self.behind
-                or following in following.partition.again
+                or following in following.partition.redone
             )
             if not fresh or elsewhere:
                 last = following

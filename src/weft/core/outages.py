@@ -220,13 +220,15 @@ class Outages:
     def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
         """These start: if a probe is due, the first of them that may is the probe."""
         for work in works:
-            if work not in work.partition.again:  # a redo is called because an operator requests it
+            if (
+                work not in work.partition.redone
+            ):  # a redo is called because an operator requests it
                 self.began(handler, work)
                 break
 
     def goes(self, handler: Handler, work: Work) -> bool:
         """Whether it may start, apart from the whole handler; otherwise it has been put aside."""
-        if work in work.partition.again:
+        if work in work.partition.redone:
             return True
         value = self._value_of(work)
         outage = None if value is WHOLE else handler.outages.get(value)

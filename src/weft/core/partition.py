@@ -15,12 +15,12 @@ from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, In
 from weft.types import Record, TopicPartition
 
 if TYPE_CHECKING:
-    from weft.core.again import Again
     from weft.core.commits import CommitState
     from weft.core.exports import Export
     from weft.core.handler import Handler
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
+    from weft.core.redo import Redo
     from weft.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 
@@ -68,7 +68,7 @@ class Partition:
     #: bytes of all records it holds
     bytes: int = 0
     #: finished records that are handled again; offsets and commits do not know them
-    again: dict[Work, Again] = field(default_factory=dict)
+    redone: dict[Work, Redo] = field(default_factory=dict)
     #: exactly_once: bytes of outputs that wait for a transaction
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
@@ -124,9 +124,9 @@ class Partition:
         self.bytes += sum([work.size for work in works])
         return works[0] if works else None
 
-    def admit_again(self, work: Work, why: Again) -> None:
+    def admit_redone(self, work: Work, why: Redo) -> None:
         """Put a finished record into its lane again."""
-        self.again[work] = why
+        self.redone[work] = why
         self.bytes += work.size
         self.handler.divert(1)
         self.handler.enlist(self)
@@ -154,9 +154,9 @@ class Partition:
         if self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
 
-    def again_done(self, work: Work) -> None:
+    def redo_ended(self, work: Work) -> None:
         """Its call has ended; its offset was done all the time."""
-        del self.again[work]
+        del self.redone[work]
         self.bytes -= work.size
         self.drop_outputs(work)
         left = work.state == states.PENDING  # its lane has continued already
@@ -226,7 +226,7 @@ class Partition:
         Once per turn (`looked`) is enough: nothing is done within one. `taken`: how many others
         start in this turn before it. `spend`: it starts now, and takes its room.
         """
-        if work in self.again:
+        if work in self.redone:
             return True  # the map has it
         offset = work.offset
         room = self.reach.take_room if spend else self.reach.has_room
@@ -302,7 +302,7 @@ class Partition:
 
     def remember(self, work: Work) -> None:
         """Something of an unfinished record has changed: the next commit contains it."""
-        if work not in self.again:
+        if work not in self.redone:
             self.memory.keep(work)
 
     def retried(self, work: Work) -> None:
@@ -352,7 +352,7 @@ class Partition:
         self.offsets.incomplete.clear()
         self.offsets.shelved = 0
         self.lanes.clear()
-        self.again.clear()
+        self.redone.clear()
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
@@ -405,7 +405,7 @@ class Partition:
     @property
     def commits_again(self) -> bool:
         """Whether its last commit has to be sent again, even without a change."""
-        return self.commit.again
+        return self.commit.repeat
 
     @property
     def settled(self) -> bool:
@@ -427,7 +427,7 @@ class Partition:
 
     def works(self) -> list[Work]:
         """Every unfinished record of the epoch."""
-        return [*self.offsets.works(), *self.commit.marked.values(), *self.again]
+        return [*self.offsets.works(), *self.commit.marked.values(), *self.redone]
 
     @property
     def buffered(self) -> int:

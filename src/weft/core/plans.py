@@ -42,7 +42,7 @@ class Plans:
             if cut is None:
                 return None
             item = cut
-        return self._with_rider(item) if partition.memory or partition.again else item
+        return self._with_rider(item) if partition.memory or partition.redone else item
 
     def _with_rider(self, item: fx.PlanItem) -> fx.PlanItem:
         """Add behind the map what is remembered of single records, as far as there is room.
@@ -57,9 +57,11 @@ class Plans:
         away = partition.offsets.incomplete if partition.offsets.shelved else ()
         limit_chars = 0 if memory.barred else commit.map_limit
         carrier = Carrier(item.frontier, item.metadata, limit_chars)
-        again = [partition.again[one].command.id for one in item.claims if one in partition.again]
-        only = len(again) == len(item.claims) > 0
-        if only and not carrier.mark(" ".join(again)):
+        redone = [
+            partition.redone[one].command.id for one in item.claims if one in partition.redone
+        ]
+        only = len(redone) == len(item.claims) > 0
+        if only and not carrier.mark(" ".join(redone)):
             item = item._replace(claims=[work for work in item.claims if work.call is not None])
         entries = memory.entries(
             partition.position, claimed, state.now, state.wall_s, away, carrier.room_bytes

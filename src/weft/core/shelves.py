@@ -103,7 +103,7 @@ class Shelves:
             self.later.add(work)
             return
         record, key = work.record, lanes.key_of(work.record)
-        if work not in self._partition.again:  # a finished record may differ from the log's
+        if work not in self._partition.redone:  # a finished record may differ from the log's
             freed = max(0, work.size - failure.charged - len(record.key or b""))
             work.record = record._replace(value=None, headers=(), prefetched=None)
             self.bare[work] = freed

@@ -243,7 +243,7 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
     offsets = []
     work: Work | None = head
     while work is not None:
-        if work.state not in (states.QUEUED, states.PARKED) or work in partition.again:
+        if work.state not in (states.QUEUED, states.PARKED) or work in partition.redone:
             return None
         offsets.append(work.offset)
         work = behind(work)

@@ -1,6 +1,6 @@
 """The delivery modes: the rules of each, which are nowhere else; here those without transactions.
 
-Exactly once has a separate file. A fifth would be one more class, and one line in engine.py
+Exactly once has a separate file. A fifth would be one more class, and one line in engine_state.py
 (`_DELIVERIES`).
 """
 
@@ -287,7 +287,7 @@ class AtMostOnce(AtLeastOnce):
         for work in waiting:
             work.move(states.QUEUED)
         if waiting:
-            partition.commit.again = True
+            partition.commit.repeat = True
             partition.commit.keep(())
             self._state.unclaim(partition)
         return waiting

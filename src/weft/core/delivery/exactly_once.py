@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft.core import again, states
 from weft.core import effects as fx
+from weft.core import redo, states
 from weft.core.delivery import AtLeastOnce, complete
 from weft.core.partition import Partition
 from weft.core.work import Work
@@ -93,8 +93,8 @@ class ExactlyOnce(AtLeastOnce):
         """The transaction is committed: they are done."""
         plain = 0
         for work in claims:
-            if partition.again and work in partition.again:
-                again.handled(self._state, work)
+            if partition.redone and work in partition.redone:
+                redo.handled(self._state, work)
                 self._state.report(work, "done", None, work.outputs or ())
                 continue
             partition.pending_done(work)

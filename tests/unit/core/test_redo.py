@@ -259,7 +259,7 @@ def test_what_it_returns_goes_into_a_transaction_that_moves_no_offset(exact):
     assert [one.outputs for one in item.claims] == [["again"]]
     assert item.metadata == sent.items[0].metadata != ""
     assert answers(exact) == [("redone", 0, "a reason")]
-    assert (exact.part.again, exact.part.bytes) == ({}, 0)
+    assert (exact.part.redone, exact.part.bytes) == ({}, 0)
 
 
 def test_its_mark_is_its_own(exact):
@@ -287,7 +287,7 @@ def test_refused_outputs_are_the_answer(exact):
     ((outcome, offset, detail),) = answers(exact)
     assert (outcome, offset) == ("failed", 0)
     assert detail == "ValueError: bad: it stays done"
-    assert (exact.part.again, exact.part.outputs_bytes) == ({}, 0)
+    assert (exact.part.redone, exact.part.outputs_bytes) == ({}, 0)
 
 
 def test_one_after_the_other_of_a_lane(exact):

@@ -1,6 +1,6 @@
 """Finished records that are handled again, because an operator requests it (`weft redo`).
 
-Such a record is in its lane and in `Partition.again`, and nowhere else: for offsets and commits it
+Such a record is in its lane and in `Partition.redone`, and nowhere else: for offsets and commits it
 stays done. It goes before the records of its lane that have not started, behind a call that runs.
 It has one call, without a retry: its outputs are produced, and a failure becomes the answer. For a
 batch handler that call is a normal batch; if the batch fails as a whole, the record has failed, and
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weft.types import ErrorInfo, Record
 
 
-class Again(NamedTuple):
+class Redo(NamedTuple):
     """Why a record is handled again."""
 
     command: Command
@@ -60,7 +60,7 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
     same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
     behind = None
     if same:
-        behind = partition.again[same[-1]].behind
+        behind = partition.redone[same[-1]].behind
         lanes.put_behind(last_of_call(same[-1]), work)
     elif first is None or first.state == states.QUEUED:
         if not lanes.put_first(work, first):
@@ -68,13 +68,13 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
     else:
         behind = first
         lanes.put_behind(last_of_call(first), work)
-    partition.admit_again(work, Again(command, behind))
+    partition.admit_redone(work, Redo(command, behind))
     return True
 
 
-def _waiting(partition: Partition) -> list[tuple[Work, Again]]:
+def _waiting(partition: Partition) -> list[tuple[Work, Redo]]:
     """Redos that their lanes wait for: lanes have continued past the others (exactly_once)."""
-    return [(one, it) for one, it in partition.again.items() if one.state != states.PENDING]
+    return [(one, it) for one, it in partition.redone.items() if one.state != states.PENDING]
 
 
 def _is_behind(head: Work | None, work: Work) -> bool:
@@ -87,7 +87,7 @@ def _is_behind(head: Work | None, work: Work) -> bool:
 def handled(state: EngineState, work: Work) -> None:
     """Its call has returned, and its outputs are stored."""
     complete(state, work, report=False)
-    reason = work.partition.again[work].command.reason
+    reason = work.partition.redone[work].command.reason
     _end(state, work, "redone", reason)
 
 
@@ -100,18 +100,18 @@ def lose(state: EngineState, partition: Partition) -> None:
     """The epoch ends: answer all redos as lost."""
     sent = partition.commit.sent
     pending = () if sent is None else sent.claims
-    for work, one in partition.again.items():
+    for work, one in partition.redone.items():
         what = "the partition went away first: ask again"
         if work in pending:
             what = "the partition went away first, and what it put out may be there: look, then ask"
         _answer(state, work, one.command, "lost", what)
-    partition.handler.divert(-len(partition.again))
+    partition.handler.divert(-len(partition.redone))
 
 
 def _end(state: EngineState, work: Work, outcome: str, detail: str) -> None:
     partition = work.partition
-    command = partition.again[work].command
-    partition.again_done(work)
+    command = partition.redone[work].command
+    partition.redo_ended(work)
     _answer(state, work, command, outcome, detail)
 
 
