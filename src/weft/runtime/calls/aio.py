@@ -16,7 +16,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, Protocol
 
 from weft.core.events import Unhandled
 from weft.core.spec import AT_MOST_ONCE
@@ -29,8 +29,8 @@ from weft.runtime.handling import Executor, HandlerPlan
 from weft.types import Record
 
 SLICE_S = 0.005  # a worker whose handlers never wait yields to the loop this often
-_LOOK_EVERY = 32  # records between two looks at the clock, at most
-_LOOK_S = 100e-6  # and the time, as long as calls take about as long as the last ones
+LOOK_EVERY = 32  # records between two looks at the clock, at most
+LOOK_S = 100e-6  # and the time, as long as calls take about as long as the last ones
 _BEGUN_S = 0.02  # interval of checks whether an expired call has started
 
 EXPIRED = "expired"  # cancelled by its time-out
@@ -46,13 +46,23 @@ _FRESH = object()
 
 
 @types.coroutine
-def _fresh_context() -> Generator[Any, Any, None]:
+def fresh_context() -> Generator[Any, Any, None]:
+    """Within `in_contexts`: the next call gets a separate context."""
     yield _FRESH
 
 
+class InContext(Protocol):
+    """The state of a burst."""
+
+    #: the context of its current call
+    context: Context
+    #: one of its calls has waited
+    waited: bool
+
+
 @types.coroutine
-def _in_contexts(
-    worker: _Worker, calls: Coroutine[Any, Any, None], suspended: Callable[[], None]
+def in_contexts(
+    worker: InContext, calls: Coroutine[Any, Any, None], suspended: Callable[[], None]
 ) -> Generator[Any, Any, None]:
     """Run a burst within the awaiting task, each of its calls in a separate context.
 
@@ -199,7 +209,7 @@ class AsyncExecutor(Executor):
             while not self._closed:
                 if self._ready or self._turn():
                     worker.calls = calls = self._burst(worker)
-                    await _in_contexts(worker, calls, self._on_suspend)
+                    await in_contexts(worker, calls, self._on_suspend)
                     if self._ready or self._door.done:
                         await asyncio.sleep(0)  # other calls end, too: one turn reports them all
                 else:
@@ -230,7 +240,7 @@ class AsyncExecutor(Executor):
     async def _burst(self, worker: _Worker) -> None:
         """Call the handler for ready records, until there are none or the slice is over.
 
-        Driven by `_in_contexts`: this code runs in the context of the current call.
+        Driven by `in_contexts`: this code runs in the context of the current call.
         """
         plan, ready, done = self._plan, self._ready, self._door.done
         function, decode = self._function, self._decode
@@ -257,7 +267,7 @@ class AsyncExecutor(Executor):
                     self._returned(worker, work, returned, began)
             worker.work = None
             if worker.context:  # the call has set something, which stays private
-                await _fresh_context()
+                await fresh_context()
             since_look += 1
             if plan.calls is None and since_look < look_at and ready and not worker.waited:
                 continue
@@ -265,7 +275,7 @@ class AsyncExecutor(Executor):
             each_s = (now - began) / since_look
             plan.timed(each_s, work)
             began, since_look, worker.waited = now, 0, False
-            look_at = min(_LOOK_EVERY, int(_LOOK_S / (each_s or _LOOK_S)))
+            look_at = min(LOOK_EVERY, int(LOOK_S / (each_s or LOOK_S)))
             if now > slice_ends:
                 return
             if not trusted():  # the process was suspended: other members may own these by now

@@ -71,39 +71,44 @@ def rows_each(rows: int, size_bytes: int) -> int:
 
 def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
     """The records of each partition in the chunk; the chunk is in offset order."""
-    for name in ("topic", "partition", "offset"):
-        if chunk.column(name).null_count:
-            raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
-    for (called, number), rows in by_place(chunk):
+    for (topic, number), rows in by_place(chunk):
         here = chunk if len(rows) == chunk.num_rows else chunk.take(pa.array(rows))
         offsets = here.column("offset").to_numpy()
         keys, values = here.column("key"), here.column("value")
-        # Interned: rows are made per column, and topics that are one object compare fast.
-        topic = sys.intern(called)
-        columns = zip(
-            repeat(topic),
-            repeat(number),
-            offsets.tolist(),
-            _timestamps(here),
-            keys.to_pylist(),
-            _values(values),
-            _headers(here),
-            repeat(1),
-            repeat(None),
-            repeat(None),
-        )
         # The approximate bytes per row of columns that records do not have.
         more = sum(here.column(n).nbytes for n in here.schema.names if n.startswith(OTHER))
         sizes = np.add(_lengths(keys), _lengths(values)) + int(more // max(1, here.num_rows))
         strict = bool((offsets[1:] > offsets[:-1]).all())
-        records = list(map(tuple.__new__, repeat(Record), columns))
+        records = list(records_of(here, repeat(topic), repeat(number)))
         yield Group(topic, number, records, sizes.tolist(), strict, here)
+
+
+def records_of(
+    rows: pa.RecordBatch, topics: Iterable[str], partitions: Iterable[int]
+) -> Iterator[Record]:
+    """The records of these rows, each created when it is taken."""
+    columns = zip(
+        topics,
+        partitions,
+        rows.column("offset").to_numpy().tolist(),
+        _timestamps(rows),
+        rows.column("key").to_pylist(),
+        _values(rows.column("value")),
+        _headers(rows),
+        repeat(1),
+        repeat(None),
+        repeat(None),
+    )
+    return map(tuple.__new__, repeat(Record), columns)
 
 
 def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np.int64]]]:
     """The rows of each partition in a batch, in their order."""
     if not batch.num_rows:
         return
+    for name in ("topic", "partition", "offset"):
+        if batch.column(name).null_count:
+            raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
     topics = batch.column("topic").dictionary_encode()
     codes = topics.indices.to_numpy().astype(np.int64) << 32
     codes |= batch.column("partition").to_numpy().astype(np.uint32)
@@ -111,7 +116,8 @@ def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np
     starts = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(order)]
     for start, end in pairwise(starts):
         row = int(order[start])
-        place = (topics[row].as_py(), batch.column("partition")[row].as_py())
+        # Interned: rows are made per column, and topics that are one object compare fast.
+        place = (sys.intern(topics[row].as_py()), batch.column("partition")[row].as_py())
         yield place, order[start:end]
 
 
@@ -149,11 +155,47 @@ def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:
     ]
 
 
+class InOrder(NamedTuple):
+    """A chunk, and which of its rows are of each partition."""
+
+    chunk: pa.RecordBatch
+    places: list[tuple[TopicPartition, NDArray[np.int64]]]
+
+    def records(self) -> Iterator[Record]:
+        """The records in the chunk's order."""
+        if len(self.places) == 1:
+            (topic, number), _ = self.places[0]
+            return records_of(self.chunk, repeat(topic), repeat(number))
+        topics = np.empty(self.chunk.num_rows, object)
+        for (topic, _), rows in self.places:
+            topics[rows] = topic
+        numbers = self.chunk.column("partition").to_numpy().tolist()
+        return records_of(self.chunk, topics.tolist(), numbers)
+
+
 class Intake:
     """Remembers the last offset of each partition, to detect duplicate rows."""
 
     def __init__(self) -> None:
         self._last: dict[TopicPartition, Record] = {}
+
+    def in_order(self, chunk: pa.RecordBatch) -> InOrder | None:
+        """The records of a chunk in its order; None if two rows name one record."""
+        places = list(by_place(chunk))
+        offsets = chunk.column("offset").to_numpy()
+        for place, rows in places:
+            here, last = offsets[rows], self._last.get(place)
+            if (last is not None and here[0] <= last.offset) or (here[1:] <= here[:-1]).any():
+                return None
+        return InOrder(chunk, places)
+
+    def passed(self, taken: InOrder, count: int) -> None:
+        """So many records of the chunk are done."""
+        for place, rows in taken.places:
+            below = int(np.searchsorted(rows, count))
+            if below:
+                row = taken.chunk.slice(int(rows[below - 1]), 1)
+                (self._last[place],) = records_of(row, [place[0]], [place[1]])
 
     def new_rows(self, group: Group) -> Group:
         """The group; ConfigError if two rows name one record: none is dropped silently."""

@@ -20,7 +20,7 @@ from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.events import Assignment, Ended, OutputsAnswer
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec, Limits
 from weft.core.states import DONE, RUNNING
 from weft.core.work import Work
 from weft.errors import FatalError
@@ -31,6 +31,7 @@ from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import traced
 from weft.runtime.member.outputs import dead_letter
+from weft.spark.processing.ahead import Ahead
 from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes
@@ -107,6 +108,18 @@ class TaskEngine(Engine):
             self.enough.set()
 
 
+def can_be_ahead(options: HandlerOptions, plan: HandlerPlan) -> bool:
+    """Whether calls that do not wait need nothing of the core."""
+    spec, decoding = plan.spec, plan.decoding
+    return (
+        options.kind == "async"
+        and plan.prefetch is None
+        and not (decoding is not None and decoding.waits)
+        and spec.batch is None
+        and spec.rate_limit_per_s >= ALL_STARTS_PER_S
+    )
+
+
 class Lanes:
     """Calls the handler for records and collects the results."""
 
@@ -126,6 +139,9 @@ class Lanes:
         self._door = Door(self._engine, self._perform)
         self._fatal: fx.Fatal | None = None
         self._door.on_died = self._died
+        self._ahead = None
+        if loop is not None and can_be_ahead(options, plan):
+            self._ahead = Ahead(plan, loop)
         executors = Executors(self._door, lambda reason: None, loop, group, lifespan=None)
         self._executor = executors.of(options, plan)
         self._partitions: dict[tuple[str, int], Partition] = {}
@@ -149,6 +165,10 @@ class Lanes:
             self._door.post(lambda _, now: self._engine.polled_again(now, batches, attempts))
         else:
             self._door.post(lambda engine, now: engine.polled(now, batches))
+
+    def ahead(self) -> Ahead | None:
+        """Calls without the core, if the handler allows it and the core has no records."""
+        return None if self.outstanding else self._ahead
 
     def stop_starting(self) -> None:
         """Let running calls finish, and start no more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -20,6 +20,7 @@ from weft.spark.processing.columns import (
     HEADERS,
     MICROSECONDS,
     OUTPUT,
+    RECORD_ROW,
     STORY,
 )
 
@@ -97,11 +98,6 @@ def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
     records = list(map(_record, works))
     topics = list(map(_topic, records))
     same = topics.count(topics[0]) == len(topics)
-    if any(sent):
-        outputs = _outputs(sent)
-    else:
-        empty = pa.repeat(pa.scalar(0, pa.int32()), len(works) + 1)
-        outputs = pa.ListArray.from_arrays(empty, pa.array([], OUTPUT))
     columns = [
         pa.repeat(pa.scalar(topics[0], pa.string()), len(topics))
         if same
@@ -111,17 +107,34 @@ def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
         pa.array(np.fromiter(map(_offset, records), np.int64, len(records))),
         pa.array(list(map(_key, records)), pa.binary()),
         *_outcomes(works),
-        outputs,
+        _outputs(sent, len(works)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def done_rows(rows: pa.RecordBatch, outputs: Mapping[int, Outputs]) -> pa.RecordBatch:
+    """The result's rows for input that is done at the first attempt; `outputs`: by row."""
+    count = rows.num_rows
+    sent = [outputs.get(row, ()) for row in range(count)] if outputs else []
+    own = [
+        rows.column(field.name).cast(field.type)
+        for field in ARROW_SCHEMA
+        if field.name in RECORD_ROW
+    ]
+    columns = [*own, *_all_done(count), _outputs(sent, count)]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def _all_done(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Status, attempts and error of records that are done at their first attempt."""
+    done = pa.repeat(pa.scalar("done", pa.string()), count)
+    return done, pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
 
 
 def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Status, attempts and error; most records are done at their first attempt."""
     if not any(map(_failure, works)):
-        count = len(works)
-        done = pa.repeat(pa.scalar("done", pa.string()), count)
-        return done, pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
+        return _all_done(len(works))
     facts: list[tuple[str, int, str | None]] = []
     for work in works:
         failure = work.failure
@@ -140,7 +153,10 @@ def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
     )
 
 
-def _outputs(sent: Sequence[Outputs]) -> pa.Array:
+def _outputs(sent: Sequence[Outputs], count: int) -> pa.Array:
+    if not any(sent):
+        empty = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+        return pa.ListArray.from_arrays(empty, pa.array([], OUTPUT))
     messages = [message for outputs in sent for message in outputs]
     structs = pa.StructArray.from_arrays(
         [

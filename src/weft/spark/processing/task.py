@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -29,7 +29,14 @@ from weft.spark.processing.intake import Group, Intake, chunks, groups, sorted_c
 from weft.spark.processing.lanes import Lanes
 from weft.spark.processing.leftovers import Leftovers, TaskOfBatch
 from weft.spark.processing.payload import unpacked
-from weft.spark.processing.rows import carried, message_bytes, row_batches
+from weft.spark.processing.rows import (
+    OUTPUT_BYTES_MAX,
+    Outputs,
+    carried,
+    done_rows,
+    message_bytes,
+    row_batches,
+)
 from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import Stretches
 from weft.spark.processing.typed import fields_decoder
@@ -157,11 +164,41 @@ def _rows(
     for chunk in sorted_chunks(batches) if settings.sort else chunks(batches):
         while _is_full(lanes):
             yield from _finished(lanes)
-        lanes.feed(_taken_in(chunk, settings, intake, held))
+        pieces = [chunk]
+        if not settings.carry and not settings.others:
+            pieces = yield from _done_ahead(chunk, lanes, intake)
+        for piece in pieces:
+            lanes.feed(_taken_in(piece, settings, intake, held))
         if lanes.finished_count >= ROWS_EACH:
             yield from _finished(lanes)
     while lanes.outstanding:
         yield from _finished(lanes)
+
+
+def _done_ahead(
+    chunk: pa.RecordBatch, lanes: Lanes, intake: Intake
+) -> Generator[tuple[pa.RecordBatch, Sequence[Work]], None, list[pa.RecordBatch]]:
+    """The rows that need nothing of the core; returns what it must be fed, piece by piece."""
+    ahead = lanes.ahead()
+    taken = None if ahead is None else intake.in_order(chunk)
+    if ahead is None or taken is None:
+        return [chunk]
+    records, left, over = taken.records(), chunk, False
+    while left.num_rows and not over:
+        ready, size_bytes, since = 0, 0, clock()
+        outputs: dict[int, Outputs] = {}
+        while not over and ready < left.num_rows and size_bytes < OUTPUT_BYTES_MAX:
+            run = ahead.run(records)
+            outputs.update({ready + row: sent for row, sent in run.outputs.items()})
+            ready, size_bytes, over = ready + run.count, size_bytes + run.output_bytes, run.over
+            if clock() - since >= ROWS_EVERY_S:
+                break
+        if ready:
+            yield done_rows(left.slice(0, ready), outputs), ()
+            left = left.slice(ready)
+    intake.passed(taken, chunk.num_rows - left.num_rows)
+    # A call that has begun is the core's first one: no other may take its slot.
+    return [left.slice(0, 1), left.slice(1)] if left.num_rows else []
 
 
 def _rows_in_time(

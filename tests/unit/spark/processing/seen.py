@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 FACTS: list[Any] = []
+SETTING = ContextVar("setting", default="unset")
 
 
 def tell(fact: Any) -> None:
