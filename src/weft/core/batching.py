@@ -171,7 +171,7 @@ class Batching:
         """Let the records behind the gathered ones join, lane by lane, while there is room."""
         if len(gathering.works) >= gathering.room:
             return
-        joined = set(map(id, gathering.works))
+        joined = set(gathering.works)
         for work in list(gathering.works):
             following = work.next
             while following is not None and len(gathering.works) < gathering.room:
@@ -184,8 +184,8 @@ class Batching:
                     continue
                 if following.state != states.QUEUED:
                     break  # being sent or tried again: the records behind it wait
-                if id(following) not in joined:
-                    joined.add(id(following))
+                if following not in joined:
+                    joined.add(following)
                     gathering.works.append(following)
                 following = following.next
 

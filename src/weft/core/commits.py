@@ -151,11 +151,19 @@ class CommitState:
         self.marked.clear()
         self.slotless.clear()
 
-    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
-        """Keep the claims with these ids, or only the others; returns the removed ones."""
-        left = [work for work in self.claims if (id(work) in ids) != inside]
-        self.claims = [work for work in self.claims if (id(work) in ids) == inside]
+    def keep(self, works: Collection[Work]) -> list[Work]:
+        """Keep only these claims; returns the others."""
+        left = [work for work in self.claims if work not in works]
+        self.claims = [work for work in self.claims if work in works]
         return left
+
+    def remove(self, works: Sequence[Work]) -> None:
+        """These claims need no further commit; usually they are the first ones, in order."""
+        if self.claims[: len(works)] == works:
+            del self.claims[: len(works)]
+        else:
+            gone = set(works)
+            self.claims = [work for work in self.claims if work not in gone]
 
 
 class Commits:
@@ -284,13 +292,8 @@ class Commits:
         now = self._state.now
         item = partition.commit.stored(now, now + self._state.limits.commit_retry_s)
         if item.claims:
-            # The commit that these records waited for is stored: each takes its next step
-            commit = partition.commit
-            # usually the first ones, in order
-            if commit.claims[: len(item.claims)] == item.claims:
-                del commit.claims[: len(item.claims)]
-            else:
-                commit.keep(set(map(id, item.claims)), inside=False)
+            # The commit that these records waited for is stored: each takes its next step.
+            partition.commit.remove(item.claims)
             self._state.unclaim(partition)
             self._state.deliveries[partition.handler.index].stored(partition, item.claims)
         if partition.commit.answers:
@@ -383,7 +386,7 @@ class Commits:
         )
         for work, _ in refused:
             if work.state == states.PENDING:
-                work.partition.commit.keep([id(work)], inside=False)
+                work.partition.commit.remove([work])
                 self._state.unclaim(work.partition)
         return [pair for pair in refused if pair[0].state == states.PENDING]
 

@@ -16,16 +16,23 @@ from weft.types import Record
 UNORDERED = HandlerSpec("h", ordering="unordered", concurrency=1)
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_claims_that_are_not_kept_are_given_back(inside):
-    """Either those that are named stay, or those that are not."""
+def test_claims_that_are_not_kept_are_given_back():
+    """Those that are named stay."""
     commit = CommitState(Offsets(0))
     named, other = object(), object()
-    for one in (named, other):
-        commit.claims.append(one)
-    left = commit.keep({id(named)}, inside=inside)
-    kept, gone = (named, other) if inside else (other, named)
-    assert (commit.claims, left) == ([kept], [gone])
+    commit.claims += [named, other]
+    left = commit.keep({named})
+    assert (commit.claims, left) == ([named], [other])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_claims_that_are_removed_leave_the_others_in_order(place):
+    """The first ones, as is usual, or any others."""
+    commit = CommitState(Offsets(0))
+    claims = [object() for _ in range(3)]
+    commit.claims += claims
+    commit.remove([claims.pop(place)])
+    assert commit.claims == claims
 
 
 def test_a_mark_that_is_taken_back_lowers_the_top_to_what_is_done():

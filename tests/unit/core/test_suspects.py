@@ -163,7 +163,7 @@ class Waiting:
     def through(self) -> None:
         """It is committed."""
         self.suspects.ended(self.sent, [], committed=True)
-        self.part.commit.keep(set(map(id, self.sent)), inside=False)
+        self.part.commit.remove(self.sent)
 
     def held(self, *offsets: int) -> list[int]:
         """These were not acknowledged; who has failed by it."""
@@ -303,7 +303,7 @@ def test_a_suspect_that_went_another_way_is_forgotten():
     """Its partition was taken away, or it was refused for itself: nobody waits for it."""
     waiting = Waiting(0, 1)
     assert waiting.accused(0)
-    waiting.part.commit.keep([id(waiting.works[0])], inside=False)
+    waiting.part.commit.remove([waiting.works[0]])
     waiting.works[0].state = states.RETRYING
     waiting.more(2)
     assert waiting.turns("through", "through") == [[1, 2], []]
@@ -346,7 +346,7 @@ def test_a_suspect_that_gets_through_begins_again():
     assert waiting.turns("through") == [[3]]
     assert waiting.goes() == [0, 1]
     waiting.suspects.ended(waiting.sent[:1], [], committed=True)
-    waiting.part.commit.keep([id(waiting.works[0])], inside=False)
+    waiting.part.commit.remove([waiting.works[0]])
     waiting.more(4)
     assert waiting.turns("through") == [[4]]
     assert waiting.goes() == [1]

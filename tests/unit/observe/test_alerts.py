@@ -352,7 +352,7 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
     member = scene._runs[-1].member
     for _ in range(8):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
-        wait_for(lambda: Clock.monotonic() - member._polled_at < 40)
+        wait_for(lambda: Clock.monotonic() - member.poll_gaps.polled_at < 40)
         scene.minutes(1)
     assert scene.fired() == set()
 

@@ -224,7 +224,7 @@ class AtMostOnce(AtLeastOnce):
 
     def _begin_batches(self, handler: Handler, works: Iterable[Work]) -> None:
         """Marks are stored or withdrawn: call the batches that wait for none any more."""
-        for waiting in {id(work.call): work.call for work in works}.values():
+        for waiting in dict.fromkeys(work.call for work in works):
             if waiting is None or not waiting.works:
                 continue
             # Without withdrawn records, of whatever partition.
@@ -253,8 +253,7 @@ class AtMostOnce(AtLeastOnce):
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
         """Marks without room are not made: a stored mark must never be lost."""
         best = most()
-        inside = set() if best is None else set(map(id, best.claims))
-        left = partition.commit.keep(inside)
+        left = partition.commit.keep(set() if best is None else set(best.claims))
         self._state.unclaim(partition)
         for work in left:
             work.move(states.QUEUED)

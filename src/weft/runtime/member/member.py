@@ -50,6 +50,37 @@ GAP_WINDOW_S = 150.0
 ENDS_EVERY_S = 1.0
 
 
+class PollGaps:
+    """The longest times between two polls, in seconds: the figure behind L5.
+
+    Written by the polling thread; any thread reads it.
+    """
+
+    def __init__(self) -> None:
+        #: the last poll; None before the first
+        self.polled_at: float | None = None
+        #: since the start of the member
+        self.max_s = 0.0
+        #: when the current window began, and the longest in the one before and in it
+        self._windows = (0.0, 0.0, 0.0)
+
+    def polled(self) -> None:
+        """A poll has returned."""
+        now = time.monotonic()
+        gap_s = now - (self.polled_at or now)
+        since, before_s, longest_s = self._windows
+        if now - since >= GAP_WINDOW_S:
+            since, before_s, longest_s = now, longest_s, 0.0
+        self._windows = since, before_s, max(longest_s, gap_s)
+        self.max_s, self.polled_at = max(self.max_s, gap_s), now
+
+    def recent_s(self, *, ended: bool) -> float:
+        """Of the last few minutes, including the current one unless the member has ended."""
+        now = time.monotonic()
+        lasts_s = 0.0 if ended else now - (self.polled_at or now)
+        return max(*self._windows[1:], lasts_s)
+
+
 class Member:
     """Runs from `start` until it has left the group."""
 
@@ -118,16 +149,13 @@ class Member:
         self._out_of_range = OutOfRange(self.membership, config, self._reread)
         self._watchdog = Watchdog(self.membership, self._out_of_range.held)
         self._rejoining = Rejoining(self.membership, self._lose_all, self._join)
-        #: used by the polling thread, like the next three
+        #: any thread
+        self.poll_gaps = PollGaps()
+        #: used by the polling thread, like the next two: since when the buffers are full
         self._full_since: float | None = None
         self._ends_at = 0.0
-        self._polled_at: float | None = None
-        #: used by the polling thread: how many polls in a row were empty
+        #: how many polls in a row were empty
         self._quiet_polls = 0
-        #: written by the polling thread, read by any: the longest time between two polls since the
-        #: start, in seconds (the figure behind L5), and of the last two windows
-        self.poll_gap_max_s = 0.0
-        self._gaps_of: tuple[float, float, float] = (0.0, 0.0, 0.0)
         #: written and read inside the door
         self._next_tick_at = 0.0
 
@@ -251,14 +279,7 @@ class Member:
         elif room := self._wait_for_room():
             polled = self.membership.consumer.poll(timeout_s, room)
             self.lease.renew()
-            now = time.monotonic()
-            gap_s = now - (self._polled_at or now)
-            self.poll_gap_max_s = max(self.poll_gap_max_s, gap_s)
-            since, before_s, longest_s = self._gaps_of
-            if now - since >= GAP_WINDOW_S:
-                since, before_s, longest_s = now, longest_s, 0.0
-            self._gaps_of = since, before_s, max(longest_s, gap_s)
-            self._polled_at = now
+            self.poll_gaps.polled()
             self._watchdog.polled(polled, room)
             self._take(polled)
             # Whether it was empty, and there was nothing else to do.
@@ -275,11 +296,6 @@ class Member:
     def _longest_s(self) -> float:
         """The longest duration of the next poll."""
         return POLL_IDLE_S if self._quiet_polls >= QUIET_POLLS else POLL_S
-
-    def poll_gap_recent_s(self) -> float:
-        """The longest time between two polls of the last few minutes, including the current one."""
-        lasts_s = time.monotonic() - (self._polled_at or time.monotonic())
-        return max(*self._gaps_of[1:], 0.0 if self.ended.is_set() else lasts_s)
 
     def _tick(self, now: float) -> None:
         if now >= self._ends_at:

@@ -98,8 +98,8 @@ class Snapshots:
             "failures": member.run_log.troubles.rows(),
             "callback_errors": member.callbacks.errors,
             "dead_letters_cut": member.outputs.letters.count + (sent.letters.count if sent else 0),
-            "poll_gap_max_s": round(member.poll_gap_max_s, 4),
-            "poll_gap_recent_s": round(member.poll_gap_recent_s(), 4),
+            "poll_gap_max_s": round(member.poll_gaps.max_s, 4),
+            "poll_gap_recent_s": round(member.poll_gaps.recent_s(ended=member.ended.is_set()), 4),
             # Commits, and transactions with those in them.
             "commit_buckets": summed(
                 member.committer.took.row(), sent.took.row() if sent else None
