@@ -245,9 +245,11 @@ class SharedBudget:
             if queue and partition.startable:
                 return queue[0]
             del line[partition]
-            back = [work for work in queue if lanes.is_unpaid(work)]
-            for work in back:
-                del lanes.unpaid[work.offset]
+            back = []
+            for work in queue:  # one that a command took out and let in again is twice in it
+                if lanes.is_unpaid(work):
+                    del lanes.unpaid[work.offset]
+                    back.append(work)
             lanes.put_back(back)
             handler.enlist(partition)
         return None

@@ -388,6 +388,32 @@ def test_a_record_that_waits_can_be_skipped_and_held(make_desk):
     assert offsets(desk.started()) == [3]
 
 
+@pytest.mark.parametrize("then", ["pause", "revoking"])
+def test_a_record_that_waits_again_after_a_hold_waits_once(make_desk, then):
+    """The queue has it twice; where its partition may start nothing it is moved back once."""
+    desk = make_desk(*users(Budget("b", in_flight=1)))
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(3), key=None)
+    (work,) = desk.started()
+    held = Target("t", partition=0, offset=1)
+    desk.do("obey", [Command("hold", held, "1", until_s=60.0, reason="r")], 0.0)
+    desk.do("obey", [Command("release", held, "2", reason="r")], 0.0)
+    assert sorted(part.lanes.unpaid) == [1, 2]
+    if then == "revoking":
+        desk.do("revoking", [part])
+        desk.do("calls_ended", [work])
+        assert desk.started() == []
+        return
+    desk.do("pause", "t", on=True)
+    desk.do("calls_ended", [work])
+    desk.do("pause", "t", on=False)
+    started = []
+    while works := desk.started():
+        started += offsets(works)
+        desk.do("calls_ended", works)
+    assert sorted(started) == [1, 2]
+
+
 def test_a_budget_and_a_rate_limit_both_hold(make_desk):
     """A handler's own rate is kept within the budget, and others go on meanwhile."""
     slow, fast = users(Budget("b", per_s=100), 2)
