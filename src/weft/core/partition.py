@@ -312,6 +312,7 @@ class Partition:
         if work.failure is not None and work.failure.held:
             work.failure.held = False
             self.on_hold -= 1
+            self.remember(work)  # else a next owner would hold it until the end of the hold
 
     def charge_failure(self, work: Work, failure: Failure) -> None:
         """Charge the kept data of its failures to the buffers, as the record itself."""

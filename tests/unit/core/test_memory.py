@@ -7,7 +7,7 @@ import pytest
 from weft.codec import Remembered, decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed
+from weft.core.events import Command, Failed, Pause, Steering, Target
 from weft.core.memory import ENTRIES_MAX, Memory
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Failure, SharedTexts, Work
@@ -201,6 +201,23 @@ def test_the_latest_give_way_where_the_commit_has_no_room(make_desk, room):
     assert part.memory.shed == 21 - len(told)
     assert not desk.take(fx.Note)
     assert desk.engine.state.counts["riders_cut"] == 1
+
+
+@pytest.mark.parametrize("target", [Target("t", b"k"), Target("t", None, 0, 0)])
+def test_a_release_is_in_the_next_commit(make_desk, target):
+    """Also while nothing else changes, as in a pause: else a next owner held the record again."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY, concurrency=1))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.do("steer", Steering((Pause("t", None, 1000.0, "r"),)))
+    desk.poll(part, 0, key=b"k")
+    desk.do("obey", [Command("hold", target, "1", UNIX_S + 600.0, "r")], UNIX_S)
+    (effect,) = desk.take(fx.CommitOffsets)
+    assert effect.items[0].rider_chars > 0
+    desk.answer(effect)
+    desk.do("obey", [Command("release", target, "2", reason="r")], UNIX_S)
+    desk.pass_time(1.0)
+    (effect,) = desk.take(fx.CommitOffsets)
+    assert (effect.items[0].rider_chars, desk.started()) == (0, [])
 
 
 def test_the_rider_gives_way_before_the_map_where_the_broker_stores_less(failing):
