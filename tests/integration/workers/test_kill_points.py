@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def handled(
     handler, options = WAYS[way]
     ledger = None
     if way == "ledger":
-        with sqlite3.connect(tmp_path / "db") as database:
+        with closing(sqlite3.connect(tmp_path / "db")) as database:
             database.execute("create table rows (n int)")
         ledger = SqlLedger(f"sqlite:///{tmp_path}/db")
         options = {"ledger": ledger}
@@ -63,7 +64,7 @@ def handled(
     with MemoryKafka(auto_create=True) as kafka:
         run(app, [b"%d" % n for n in range(RECORDS)], broker=kafka, ledger=ledger)
         if way == "ledger":
-            with sqlite3.connect(tmp_path / "db") as database:
+            with closing(sqlite3.connect(tmp_path / "db")) as database:
                 effects = [n for (n,) in database.execute("select n from rows")]
         else:
             effects = [int(record.value) for record in kafka.records("out")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ class Cell:
         broker.create_topic(self.topic, PARTITIONS)
         broker.create_topic(self.output, replication=replication)
         if way.name == "ledger":
-            with sqlite3.connect(self._database) as database:
+            with closing(sqlite3.connect(self._database)) as database:
                 database.execute("create table effects (incarnation int, number int)")
 
     @property
@@ -163,7 +164,7 @@ class Cell:
     def effects(self) -> list[Name]:
         """What handling has left behind, in its order."""
         if self.way.name == "ledger":
-            with sqlite3.connect(self._database) as database:
+            with closing(sqlite3.connect(self._database)) as database:
                 return list(database.execute("select * from effects order by rowid"))
         found = read_committed(self.broker.bootstrap, self.output)
         values = [(message.value() or b"").split() for message in found]
