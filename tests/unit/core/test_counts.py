@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
@@ -215,6 +217,24 @@ def test_what_waits_for_room_comes_back_by_its_offset(make_desk, opened):
     waiting = [offset for offset in (1, 2, 3) if offset not in opened]
     assert sorted(part.lanes.far) == waiting
     assert part.lanes.nearest_far == (waiting[0] if waiting else -1)
+
+
+def test_free_slots_are_shared_in_whole_rounds(make_desk):
+    """Equal shares, each in a row; the rest one by one, and what short ones leave is shared again."""
+    desk = make_desk(HandlerSpec("h", concurrency=21))
+    parts = desk.assign(0, 1, 2, 3)
+    batches = [
+        (part, [Record("t", part.number, o, 0, None, b"") for o in range(held)], [1] * held)
+        for part, held in zip(parts, (99, 2, 99, 99), strict=True)
+    ]
+    desk.engine.polled(0.0, batches)
+    started = [
+        work for effect in desk.engine.take_effects() for work in getattr(effect, "works", ())
+    ]
+    runs = [
+        (number, len(list(run))) for number, run in groupby(w.partition.number for w in started)
+    ]
+    assert runs == [(0, 5), (1, 2), (2, 5), (3, 5), (0, 1), (2, 1), (3, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("committed", [True, False])
