@@ -64,10 +64,11 @@ class Calls:
 
     async def batch(self, batch: weft.RecordBatch) -> list[weft.Produce]:
         """One record after another, as the log wants them; the batch's time is one record's."""
+        epochs = [self._handlers._epoch(record) for record in batch]  # before a revoke begins
         await asyncio.sleep(self._plan.work_s)
         outputs = []
-        for record in batch:
-            epoch = self._handlers._begin(record)
+        for record, epoch in zip(batch, epochs, strict=True):
+            self._handlers._write("S", record, epoch)
             self._handlers._write("E", record, epoch)
             output = self._output(record)
             if output is not None:
