@@ -27,6 +27,7 @@ AGAIN_S = 5.0
 MESSAGES_AT_A_TIME = 500
 #: older reports are of members that are long gone: they are not read
 BEGIN_S = 3600.0
+LOOK_UP_EVERY_S = 30.0
 BUFFER_KBYTES = 16 * 2**10
 #: most keys that are kept, the latest ones; a longer value is ignored
 KEYS_MAX = 1_000
@@ -137,24 +138,32 @@ class LastWords:
 
     def _begin(self, consumer: Consumer) -> None:
         """Assign every partition, from the first record of the last hour, or from the start."""
-        known = consumer.list_topics(self._topic, timeout=ANSWER_S).topics[self._topic]
-        if known.error is not None:
-            raise KafkaException(known.error)
+        partitions = self._look_up(consumer)
         if self._whole:
             # Resume: records read before must not come again after the ones that replaced them.
-            starts = {
-                number: self._next.get(number, OFFSET_BEGINNING) for number in known.partitions
-            }
+            starts = {number: self._next.get(number, OFFSET_BEGINNING) for number in partitions}
             if self._unread is None:
                 self._unread = set(starts)
             consumer.assign([TopicPartition(self._topic, *one) for one in starts.items()])
             return
         since_ms = int((time.time() - BEGIN_S) * 1000)
-        asked = [TopicPartition(self._topic, number, since_ms) for number in known.partitions]
+        asked = [TopicPartition(self._topic, number, since_ms) for number in partitions]
         consumer.assign(consumer.offsets_for_times(asked, timeout=ANSWER_S))
 
+    def _look_up(self, consumer: Consumer) -> list[int]:
+        """The topic's partitions; KafkaException if this login may not see it (any more)."""
+        known = consumer.list_topics(self._topic, timeout=ANSWER_S).topics[self._topic]
+        if known.error is not None:
+            raise KafkaException(known.error)
+        return list(known.partitions)
+
     def _follow(self, consumer: Consumer) -> None:
+        look_at = time.monotonic() + LOOK_UP_EVERY_S
         while not self._over.is_set():
+            if time.monotonic() > look_at:
+                # What a refused look-up costs the client is silence: it gives no error.
+                self._look_up(consumer)
+                look_at = time.monotonic() + LOOK_UP_EVERY_S
             for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):
                 error = message.error()
                 if error is None:
