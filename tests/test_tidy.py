@@ -80,7 +80,7 @@ RINGS: dict[str, set[str]] = {
     "broker": {"errors", "owner"},
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
-    "cli": LOCAL | {"broker", "spark", "dlq"},
+    "cli": LOCAL | {"broker", "spark", "dlq", "signatures"},
     "__main__": {"cli"},
 }
 #: Programs of the repository: they import Weft, and are in no wheel.

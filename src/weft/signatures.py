@@ -64,13 +64,13 @@ def check_signature(
             f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
             f"def {getattr(function, '__name__', 'handler')}({', '.join(wanted)}) ({why})"
         ) from None
-    hints = _hints(function)
+    hints = hints_of(function)
     first = next(iter(bound.arguments), "")
     if first in hints and signature.parameters[first].kind is not inspect.Parameter.VAR_POSITIONAL:
         _check_first(where, first, hints[first], wanted[0])
         _check_values(where, hints[first], {"bytes": bytes, "str": str}.get(str(value), value))
     if "return" in hints:
-        for one in _members(hints["return"]):
+        for one in members_of(hints["return"]):
             if returns == "values" and _is_several_values(one):
                 raise ConfigError(
                     f"{where}: it returns {_shown(one)}: a list is of weft.Produce only; one value "
@@ -92,7 +92,7 @@ def check_signature(
                 )
 
 
-def _hints(function: Any) -> dict[str, Any]:
+def hints_of(function: Any) -> dict[str, Any]:
     """The annotations, resolved; empty if they are not available."""
     if isinstance(function, functools.partial):
         return {}
@@ -104,16 +104,16 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members_of(hint: Any) -> tuple[Any, ...]:
     """The parts of a union, or the annotation itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(one for part in typing.get_args(hint) for one in _members(part))
+        return tuple(one for part in typing.get_args(hint) for one in members_of(part))
     return (hint,)
 
 
 def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
     fits = _takes_batch if wanted == "batch" else _takes_record
-    if any(fits(one) for one in _members(hint)):
+    if any(fits(one) for one in members_of(hint)):
         return
     kind = "weft.RecordBatch" if wanted == "batch" else "weft.Record"
     cure = f"def handler({name}: {kind})"
@@ -131,7 +131,7 @@ def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
 def _check_values(where: str, hint: Any, value: Any) -> None:
     """`Record[M]` with a `value=` of another type; a union or a protocol may match."""
     declared = typing.get_args(hint)[0] if typing.get_origin(hint) is Record else Any
-    kinds = _members(declared)
+    kinds = members_of(declared)
     if not isinstance(value, type) or not all(map(_is_class, kinds)):
         return
     if not any(issubclass(value, typing.get_origin(kind) or kind) for kind in kinds):
@@ -180,7 +180,7 @@ def _is_several_values(hint: Any) -> bool:
     plain, several = typing.get_origin(hint), typing.get_args(hint)
     if not (isinstance(plain, type) and issubclass(plain, _MANY) and several):
         return False
-    return not issubclass(plain, _PLAIN) and all(map(_is_value, _members(several[0])))
+    return not issubclass(plain, _PLAIN) and all(map(_is_value, members_of(several[0])))
 
 
 def _shown(hint: Any) -> str:

@@ -9,13 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import (
-    AclBinding,
     AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
     ResourceType,
 )
+from tests.support.rights import set_rights
 
 from weft.errors import ConfigError
 from weft.kafka import clib
@@ -335,22 +332,8 @@ def guarded(rights_broker):
     broker = rights_broker.broker
     broker.create_topic("bobs")
     broker.create_topic("all")
-    client = AdminClient({"bootstrap.servers": broker.bootstrap})
-    owned = [(ResourceType.TOPIC, "bobs"), (ResourceType.GROUP, "bob")]
-    acls = [
-        AclBinding(
-            kind,
-            name,
-            ResourcePatternType.LITERAL,
-            "User:bob",
-            "*",
-            AclOperation.ALL,
-            AclPermissionType.ALLOW,
-        )
-        for kind, name in owned
-    ]
-    for future in client.create_acls(acls).values():
-        future.result(TIMEOUT_S)
+    for kind, name in ((ResourceType.TOPIC, "bobs"), (ResourceType.GROUP, "bob")):
+        set_rights(broker.bootstrap, kind, name, AclOperation.ALL)
     return broker
 
 

@@ -18,14 +18,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
-    AclBinding,
     AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
     ResourceType,
 )
 from tests.integration.conftest import Guarded
+from tests.support.rights import set_rights
 from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
@@ -225,13 +222,7 @@ def test_what_may_not_be_read_is_one_line(rights_broker: Guarded, capsys, kind):
     broker = rights_broker.broker
     topic = written(broker, 4)
     name = f"{topic}.dlq" if kind == ResourceType.TOPIC else f"weft-replay.{topic}.dlq"
-    rule = AclBinding(
-        kind, name, ResourcePatternType.LITERAL, "User:bob", "*",
-        AclOperation.ALL, AclPermissionType.ALLOW,
-    )  # fmt: skip
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for future in admin.create_acls([rule]).values():
-        future.result(60)
+    set_rights(broker.bootstrap, kind, name, AclOperation.ALL)
     capsys.readouterr()
     assert command(["dlq", "ls", f"{topic}.dlq", "--bootstrap-servers", broker.bootstrap]) == 2
     line = capsys.readouterr().err

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourceType
+from tests.support.rights import ANYBODY, set_rights
 from tests.support.waiting import wait_for
 
 import weft
@@ -122,11 +116,6 @@ def allow(
     bootstrap: str, kind: ResourceType, name: str, operations: Sequence[AclOperation]
 ) -> None:
     """Everybody may do only this with it; Bob alone may do all."""
-    bob, all_ = [("User:bob", AclOperation.ALL)], [("User:*", one) for one in operations]
-    rules = [
-        AclBinding(kind, name, ResourcePatternType.LITERAL, who, "*", one, AclPermissionType.ALLOW)
-        for who, one in bob + all_
-    ]
-    client = AdminClient({"bootstrap.servers": bootstrap})
-    for future in client.create_acls(rules).values():
-        future.result(60)
+    set_rights(bootstrap, kind, name, AclOperation.ALL)
+    if operations:
+        set_rights(bootstrap, kind, name, *operations, who=ANYBODY)

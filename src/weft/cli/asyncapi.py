@@ -12,16 +12,17 @@ import json
 import re
 import sys
 import typing
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from weft._version import __version__
-from weft.cli.load import load_app
+from weft.cli.load import Target, load_app
 from weft.kafka.properties import canonical
 from weft.kafka.schema import Schema
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Park
+from weft.signatures import hints_of, members_of
 from weft.types import Produce
 
 if typing.TYPE_CHECKING:
@@ -45,12 +46,7 @@ _LETTER_HEADERS = ("topic", "partition", "offset", "group", "delivery.count", "m
 
 
 def asyncapi(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
-        ),
-    ],
+    target: Target,
 ) -> None:
     """Print what an app reads and writes as an AsyncAPI 3.0 document (JSON).
 
@@ -218,11 +214,8 @@ def _promises(handler: HandlerOptions) -> dict[str, Any]:
 
 def _returned(function: Any) -> Any:
     """The one type of value that the handler's annotation names; None if there is no such type."""
-    try:
-        hint = typing.get_type_hints(function).get("return")
-    except Exception:  # names that only a type checker imports, or anything else
-        return None
-    kinds = [one for one in (typing.get_args(hint) or (hint,)) if one not in (type(None), Produce)]
+    returned = members_of(hints_of(function).get("return"))
+    kinds = [one for one in returned if one not in (type(None), Produce)]
     if len(kinds) != 1 or not isinstance(kinds[0], type):
         return None
     plain: dict[Any, str] = {bytes: "bytes", str: "str", dict: "json"}

@@ -27,13 +27,13 @@ from weft.codec.limits import BROKER_CHARS_MAX
 from weft.errors import ConfigError
 from weft.kafka import clib
 from weft.kafka.admin import KafkaAdmin, TopicState
-from weft.kafka.connect import connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.observe import local
 from weft.policies import DeadLetter
 from weft.routing import Routes
-from weft.runtime.run.preflight import RESET, make_command, targets
+from weft.runtime.run.preflight import RESET, connection_of, make_command, targets
 from weft.spark.fleet.settings import check_java
+from weft.spark.requirements import installed_version
 
 if TYPE_CHECKING:
     from weft.app import App
@@ -128,16 +128,8 @@ def _extras() -> tuple[list[str], list[str]]:
         extra = re.search(r"extra == ['\"](\w+)['\"]", line)
         if extra is not None and extra[1] != "dev":
             wanted.setdefault(extra[1], []).append(re.split(r"[\s\[<>=!;~]", line)[0])
-    present = [name for name, packages in wanted.items() if all(map(_is_installed, packages))]
+    present = [name for name, packages in wanted.items() if all(map(installed_version, packages))]
     return present, [name for name in wanted if name not in present]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 # -- an app ----------------------------------------------------------------------------------------
@@ -155,16 +147,8 @@ def of_app(app: App) -> Iterator[Finding]:
         if one.timeout_s is None:
             text = f"{one.name} has no timeout_s: a call that hangs holds its slot and its key"
             yield Finding("warning", text, f"@app.consume(timeout_s=30) on {one.name}")
-    transactional = any(one.delivery == "exactly_once" for one in handlers)
     try:
-        connection = connect(
-            options.kafka,
-            options.producer,
-            group=options.group,
-            buffer_records=options.buffer_records,
-            buffer_bytes=options.buffer_bytes,
-            delivery="exactly_once" if transactional else "at_least_once",
-        )
+        connection = connection_of(options, handlers)
         with KafkaAdmin(connection.settings) as admin:
             yield from _Cluster(app, admin, connection.described()).findings()
     except (ConfigError, KafkaUnavailable) as error:
@@ -262,12 +246,11 @@ class _Cluster:
     def _group(self, sources: Sequence[str], states: dict[str, TopicState]) -> Iterator[Finding]:
         """The right to join the group, its members and commits."""
         group = self._options.group
-        rights = self._admin.group_rights(group, ANSWER_S)
+        state, members, rights = self._admin.group_facts(group, ANSWER_S)
         if rights is not None and "READ" not in rights:
             text = f"group {group}: this login lacks READ"
             yield Finding("failure", text, "grant it READ on the group")
             return
-        state, members = self._admin.group_state(group, ANSWER_S)
         where = [(topic, n) for topic in sources if topic in states
                  for n in range(states[topic].partitions)]  # fmt: skip
         offsets = self._admin.group_offsets(group, where, ANSWER_S)

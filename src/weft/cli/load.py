@@ -10,7 +10,9 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from weft.errors import ConfigError
 
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     from weft.app import App
 
 _log = logging.getLogger("weft")
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
+    ),
+]
 
 
 def load_app(target: str) -> App:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.load import load_app
+from weft.cli.load import Target, load_app
 from weft.cli.run import properties_of
 from weft.errors import ConfigError, FatalError, WeftError
 
@@ -18,12 +18,7 @@ TIME_MS_MAX = 2**53
 
 
 def replay(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
-        ),
-    ],
+    target: Target,
     topic: Annotated[str, typer.Option(help="The topic; its handler in the app processes it.")],
     start: Annotated[
         str,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from weft.cli.load import load_app
+from weft.cli.load import Target, load_app
 from weft.cli.logs import check, set_up
 from weft.errors import ConfigError
 from weft.numeric import is_positive
@@ -34,12 +34,7 @@ AllowControl = Annotated[
 
 
 def run(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
-        ),
-    ],
+    target: Target,
     engine: Annotated[
         str, typer.Option(help="Where it runs: local (this process) or spark (a fleet).")
     ] = "local",

@@ -95,6 +95,16 @@ class TopicState(NamedTuple):
     config: dict[str, str]
 
 
+class GroupFacts(NamedTuple):
+    """A group, as its coordinator describes it."""
+
+    #: Kafka's name for it; "DEAD": the group does not exist
+    state: str
+    members: int
+    #: what this login may do with it; None: the group does not exist
+    rights: frozenset[str] | None
+
+
 class StaticMember(NamedTuple):
     """A member with a `group.instance.id`, as the broker lists it."""
 
@@ -428,23 +438,21 @@ class KafkaAdmin:
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
-    def group_rights(self, group: str, timeout_s: float) -> frozenset[str] | None:
-        """What this login may do with the group; None: the group does not exist yet."""
+    def group_facts(self, group: str, timeout_s: float) -> GroupFacts:
+        """The state, members and rights of a group; `DEAD` if it does not exist."""
 
-        def ask(left_s: float) -> frozenset[str] | None:
+        def ask(left_s: float) -> GroupFacts:
             found = self._group(group, left_s)
-            return None if found is None else _names(found.authorized_operations)
+            if found is None:
+                return GroupFacts("DEAD", 0, None)
+            rights = _names(found.authorized_operations)
+            return GroupFacts(found.state.name, len(found.members), rights)
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
         """Kafka's name for the state of the group, and the number of members."""
-
-        def ask(left_s: float) -> tuple[str, int]:
-            found = self._group(group, left_s)
-            return ("DEAD", 0) if found is None else (found.state.name, len(found.members))
-
-        return self._within(timeout_s, f"describe group {group}", ask)
+        return self.group_facts(group, timeout_s)[:2]
 
     def create_topic(
         self,

@@ -161,7 +161,7 @@ class LastWords:
         look_at = time.monotonic() + LOOK_UP_EVERY_S
         while not self._over.is_set():
             if time.monotonic() > look_at:
-                # What a refused look-up costs the client is silence: it gives no error.
+                # librdkafka's own look-up stops the fetching if it is refused, without an error.
                 self._look_up(consumer)
                 look_at = time.monotonic() + LOOK_UP_EVERY_S
             for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):

@@ -7,7 +7,6 @@ their topics; each record is handled once, unless Spark runs a task twice.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,8 +57,7 @@ class Replayed:
 def handler_for(app: App, topic: str) -> HandlerOptions:
     """The handler that consumes the topic; ConfigError if none does."""
     routes = Routes(app.handlers)
-    matches = any(re.match(pattern, topic) for pattern in routes.patterns)
-    if topic not in routes.literal and not matches:
+    if routes.reads(topic) is None:
         raise ConfigError(
             f"no handler of the app consumes {topic}: there are {', '.join(routes.topics)}"
         )

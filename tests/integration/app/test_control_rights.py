@@ -8,15 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AclPermissionType, ResourceType
 from tests.integration.app.conftest import Kafka
+from tests.support.rights import ANYBODY, set_rights
 from tests.support.waiting import wait_for
 
 import weft
@@ -53,16 +47,8 @@ class Group:
         self._rule(AclPermissionType.DENY, operations)
 
     def _rule(self, permission: AclPermissionType, operations: Sequence[AclOperation]) -> None:
-        rules = [
-            AclBinding(
-                ResourceType.TOPIC, self.topic, ResourcePatternType.LITERAL, "User:*", "*",
-                operation, permission,
-            )
-            for operation in operations
-        ]  # fmt: skip
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
-        for future in admin.create_acls(rules).values():
-            future.result(60)
+        at = self.kafka.bootstrap, ResourceType.TOPIC, self.topic
+        set_rights(*at, *operations, who=ANYBODY, permission=permission)
 
     def asked(self, capsys: Any, *words: str, topic: str | None = None) -> tuple[int, str, str]:
         """A command by the control topic: exit code, output, error."""

@@ -8,13 +8,11 @@ import threading
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import (
-    AclBinding,
     AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
     ResourceType,
 )
 from tests.integration.app.conftest import Kafka
+from tests.support.rights import set_rights
 from tests.support.waiting import wait_for
 
 import weft
@@ -71,16 +69,8 @@ def guarded(rights_broker):
         app = kafka.app(group="ours")
         app.consume(topic)(lambda record: None)
         assert kafka.drain(app).exit_code == 0
-    owned = [(ResourceType.TOPIC, "secret"), (ResourceType.GROUP, "theirs")]
-    acls = [
-        AclBinding(
-            kind, name, ResourcePatternType.LITERAL, "User:bob", "*", AclOperation.ALL,
-            AclPermissionType.ALLOW,
-        )
-        for kind, name in owned
-    ]  # fmt: skip
-    for future in kafka.admin.create_acls(acls).values():
-        future.result(60)
+    for kind, name in ((ResourceType.TOPIC, "secret"), (ResourceType.GROUP, "theirs")):
+        set_rights(broker.bootstrap, kind, name, AclOperation.ALL)
     return kafka
 
 

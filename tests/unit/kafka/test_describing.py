@@ -76,7 +76,8 @@ def test_an_answer_that_comes_while_it_is_waited_for_counts(admin):
     wait = late.result
 
     def answered(timeout: float | None = None) -> Any:
-        late.set_result(SimpleNamespace(state=SimpleNamespace(name="STABLE"), members=[1, 2]))
+        state = SimpleNamespace(name="STABLE")
+        late.set_result(SimpleNamespace(state=state, members=[1, 2], authorized_operations=[]))
         return wait(timeout)
 
     late.result = answered  # while it is waited for

@@ -9,7 +9,7 @@ from typing import Any
 from weft.app_options import AppOptions
 from weft.core.epochs import Found
 from weft.errors import ConfigError, FatalError
-from weft.kafka.connect import Connection
+from weft.kafka.connect import Connection, connect
 from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.kafka.properties import canonical
 from weft.observe import group_orders
@@ -30,6 +30,22 @@ REPORT_EVERY_S = 60.0
 DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 #: the default address of `weft topics create`
 LOCAL_BROKER = "localhost:9092"
+
+
+def connection_of(
+    options: AppOptions, handlers: Sequence[HandlerOptions], fleet_instance_id: str | None = None
+) -> Connection:
+    """The clients of an app with these handlers; raises ConfigError for its properties."""
+    transactional = any(handler.delivery == "exactly_once" for handler in handlers)
+    return connect(
+        options.kafka,
+        options.producer,
+        group=options.group,
+        buffer_records=options.buffer_records,
+        buffer_bytes=options.buffer_bytes,
+        delivery="exactly_once" if transactional else "at_least_once",
+        fleet_instance_id=fleet_instance_id,
+    )
 
 
 def admin_of(connection: Connection, options: AppOptions, stopped: Callable[[], bool]) -> AdminPort:

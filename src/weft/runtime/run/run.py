@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weft import guard
 from weft.core.spec import Limits
 from weft.core.states import InternalError
-from weft.kafka.connect import Connection, connect
+from weft.kafka.connect import Connection
 from weft.kafka.ports import AdminPort
 from weft.routing import Routes
 from weft.runtime.calls.executors import Executors, needs_loop
@@ -35,7 +35,13 @@ from weft.runtime.run.drain import Drain
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.handler_plans import commit_of, log_end, log_start, plans_of
 from weft.runtime.run.outside import Outside, RunSource
-from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
+from weft.runtime.run.preflight import (
+    FirstStart,
+    admin_of,
+    check_cluster,
+    connection_of,
+    drain_of,
+)
 from weft.runtime.run.result_stream import Results, ResultStream, as_handled
 from weft.runtime.run.run_snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.shares import Shares
@@ -100,16 +106,7 @@ class Run:
     # -- creating ----------------------------------------------------------------------------------
 
     def _connect(self) -> Connection:
-        options = self._options
-        return connect(
-            options.kafka,
-            options.producer,
-            group=options.group,
-            buffer_records=options.buffer_records,
-            buffer_bytes=options.buffer_bytes,
-            delivery="exactly_once" if self._transactional else "at_least_once",
-            fleet_instance_id=self.instance_id,
-        )
+        return connection_of(self._options, self._handlers, self.instance_id)
 
     @property
     def _transactional(self) -> bool:

@@ -11,7 +11,6 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -95,23 +94,23 @@ def opened(
     catalog: str | Mapping[str, str], name: str, columns: pa.Schema | None, group: str
 ) -> IcebergStore:
     """The table of this name, created if missing; raises ConfigError in one line."""
-    with ExitStack() as if_refused:
-        try:
-            given = {"name": catalog} if isinstance(catalog, str) else catalog
-            # A catalog in a database separates tables by the name under which it is opened.
-            held = load_catalog(**{"name": None, **given})
-            if_refused.callback(held.close)
-            store = IcebergStore(_table(held, name, columns), group)
-            if columns is not None:
-                check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
-            try_out(store)
-        except ConfigError:
+    held: Catalog | None = None
+    try:
+        given = {"name": catalog} if isinstance(catalog, str) else catalog
+        # A catalog in a database separates tables by the name under which it is opened.
+        held = load_catalog(**{"name": None, **given})
+        store = IcebergStore(_table(held, name, columns), group)
+        if columns is not None:
+            check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
+        try_out(store)
+    except Exception as error:  # of the catalog's own library, whichever that is
+        if held is not None:
+            held.close()
+        if isinstance(error, ConfigError):
             raise
-        except Exception as error:  # of the catalog's own library, whichever that is
-            reason = first_line(error)
-            raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
-        if_refused.pop_all()
-        return store
+        reason = first_line(error)
+        raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
+    return store
 
 
 def _table(catalog: Catalog, name: str, columns: pa.Schema | None) -> Table:
