@@ -33,9 +33,13 @@ def find_java() -> Java:
 
     Raises ConfigError if there is none, or it is too old.
     """
-    program = _locate()
-    if program is None:
-        raise ConfigError(f"Kafka needs Java, and none was found: {_CURE}")
+    home = os.environ.get("JAVA_HOME")  # wins over the PATH: users set it to choose
+    program = Path(home, "bin", "java") if home else None
+    if program is None or not os.access(program, os.X_OK):
+        on_path = shutil.which("java")
+        if on_path is None:
+            raise ConfigError(f"Kafka needs Java, and none was found: {_CURE}")
+        program = Path(on_path)
     try:
         answer = subprocess.run(
             [program, "-version"],
@@ -53,17 +57,6 @@ def find_java() -> Java:
     if version < JAVA_VERSION_MIN:
         raise ConfigError(f"{program} is Java {version}, too old for Kafka: {_CURE}")
     return Java(program, version)
-
-
-def _locate() -> Path | None:
-    """JAVA_HOME wins over the PATH: users set it to choose."""
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        candidate = Path(home) / "bin" / "java"
-        if os.access(candidate, os.X_OK):
-            return candidate
-    on_path = shutil.which("java")
-    return Path(on_path) if on_path else None
 
 
 def parse_version(text: str) -> int | None:

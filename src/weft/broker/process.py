@@ -124,8 +124,9 @@ def _arguments(pid: int) -> list[str]:
     entry = Path(f"/proc/{pid}/cmdline")
     if Path("/proc/self/cmdline").exists():
         try:
-            # Empty while a program replaces itself, as Java's launcher does at its start.
-            wait_until(lambda: bool(entry.read_bytes()) or _is_dead(pid), _EXEC_S)
+            # Empty while a program replaces itself, as Java's launcher does at its start; and of a
+            # process that has ended and is not reaped yet.
+            wait_until(lambda: bool(entry.read_bytes()) or _state(entry.parent) in "ZX", _EXEC_S)
             return entry.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return []
@@ -135,11 +136,6 @@ def _arguments(pid: int) -> list[str]:
     # `ps` joins with spaces: the properties path is the last argument, and may have spaces.
     head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
     return [head, path] if found else []
-
-
-def _is_dead(pid: int) -> bool:
-    """Whether it has ended and is not reaped yet; raises OSError if it is gone."""
-    return _state(Path(f"/proc/{pid}")) in "ZX"
 
 
 def _state(entry: Path) -> str:

@@ -119,7 +119,13 @@ class _Document:
                 **operation,
                 **({"description": text} if text else {}),
                 "bindings": {"kafka": {"groupId": group, **_BINDING}},
-                "x-weft": _promises(handler),
+                # What readers of the results need to know
+                "x-weft": {
+                    "ordering": handler.ordering,
+                    "delivery": handler.delivery,
+                    "attempts": handler.retry.attempts,
+                    "timeout_s": handler.timeout_s,
+                },
             }
             policy = handler.on_exhausted
             if isinstance(policy, DeadLetter | Park) and (letters := policy.topic_for(topic)):
@@ -140,9 +146,14 @@ class _Document:
         self, action: str, name: str, topic: str, kind: str, message: dict[str, Any]
     ) -> dict[str, Any]:
         """An operation on this topic, whose channel gets the message."""
-        where, is_pattern = _id(topic), topic.startswith("^")
-        channel = self.channels.setdefault(where, _channel(topic, is_pattern=is_pattern))
-        channel["messages"].setdefault(kind, message)
+        where = _id(topic)
+        if topic.startswith("^"):
+            about = f"Topics that match {topic}"
+            channel: dict[str, Any] = {"address": None, "description": about, "messages": {}}
+        else:
+            bindings = {"kafka": {"topic": topic, **_BINDING}}
+            channel = {"address": topic, "messages": {}, "bindings": bindings}
+        self.channels.setdefault(where, channel)["messages"].setdefault(kind, message)
         at = f"#/channels/{where}"
         return {
             "action": action,
@@ -187,29 +198,9 @@ class _Document:
         return {"$ref": f"{_SCHEMAS}{kind.__name__}"}
 
 
-def _channel(topic: str, *, is_pattern: bool) -> dict[str, Any]:
-    if is_pattern:
-        return {"address": None, "description": f"Topics that match {topic}", "messages": {}}
-    return {
-        "address": topic,
-        "messages": {},
-        "bindings": {"kafka": {"topic": topic, **_BINDING}},
-    }
-
-
 def _id(topic: str) -> str:
     """A topic or pattern as a key that a reference can name."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", topic)
-
-
-def _promises(handler: HandlerOptions) -> dict[str, Any]:
-    """What readers of the results need to know."""
-    return {
-        "ordering": handler.ordering,
-        "delivery": handler.delivery,
-        "attempts": handler.retry.attempts,
-        "timeout_s": handler.timeout_s,
-    }
 
 
 def _returned(function: Any) -> Any:

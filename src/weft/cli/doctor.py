@@ -70,8 +70,12 @@ def doctor(
     with console.status("checking"):
         for one in chain.from_iterable(checks):
             findings.append(one)
-            if not as_json:
-                _show(console, one)
+            if as_json:
+                continue
+            line = Text(f"{one.state:8}", style=_STYLES[one.state])
+            console.print(line.append(one.text, style="default"))
+            if one.next:
+                console.print(f"{'':8}  Next: {one.next}", markup=False)
     failures, warnings = (sum(f.state == s for f in findings) for s in ("failure", "warning"))
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in findings]))
@@ -79,13 +83,6 @@ def doctor(
         found = f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}"
         console.print(found if failures or warnings else "everything is in order")
     return 1 if failures else 0
-
-
-def _show(console: Console, one: Finding) -> None:
-    line = Text(f"{one.state:8}", style=_STYLES[one.state])
-    console.print(line.append(one.text, style="default"))
-    if one.next:
-        console.print(f"{'':8}  Next: {one.next}", markup=False)
 
 
 # -- this machine ----------------------------------------------------------------------------------

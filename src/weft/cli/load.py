@@ -85,17 +85,13 @@ def load_module(name: str) -> ModuleType:
         ) from error
     except Exception as error:
         _log.debug("importing %s failed", name, exc_info=True)
+        frames = traceback.extract_tb(error.__traceback__)
+        # `<frozen os>` raises the KeyError of os.environ["X"]; it is not the user's code.
+        own = [f for f in frames if "importlib" not in f.filename and f.filename[:1] != "<"]
+        where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
         raise ConfigError(
-            f"module {name} cannot be imported: {type(error).__name__}: {error}{_where(error)}"
+            f"module {name} cannot be imported: {type(error).__name__}: {error}{where}"
         ) from error
-
-
-def _where(error: BaseException) -> str:
-    """The last line in the user's code, for a one-line message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    # `<frozen os>` raises the KeyError of os.environ["X"]; it is not the user's code.
-    own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith("<")]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _apps_in(module: ModuleType) -> str:

@@ -17,7 +17,7 @@ from weft.cli import cluster
 from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
-from weft.kafka.group_offsets import GroupOffsets, Move, Progress, plan_move
+from weft.kafka.group_offsets import GroupOffsets, Move, plan_move
 
 app = typer.Typer(
     no_args_is_help=True, help="Decode, show and move committed offsets, including offset maps."
@@ -86,7 +86,12 @@ def show(
         if not found and offsets.members() is None:
             raise _no_group(offsets)
     if as_json:
-        typer.echo(json.dumps([_progress_as_json(one) for one in found]))
+        rows = []
+        for one in found:
+            error = {"error": one.unreadable} if one.unreadable else {}
+            where = {"topic": one.topic, "partition": one.partition}
+            rows.append({**where, **_as_json(one.map), "lag": one.lag, **error})
+        typer.echo(json.dumps(rows))
         return
     table = Table("topic", "partition", "frontier", "lag", "done beyond", "not done", "map")
     for one in found:
@@ -250,13 +255,6 @@ def _as_json(found: OffsetMap) -> dict[str, Any]:
         "not_done": list(found.not_done),
         **({"remembered": remembered} if remembered else {}),
     }
-
-
-def _progress_as_json(one: Progress) -> dict[str, Any]:
-    """The same plus topic, partition and lag; `error` only if the map is unreadable."""
-    where = {"topic": one.topic, "partition": one.partition}
-    error = {"error": one.unreadable} if one.unreadable else {}
-    return {**where, **_as_json(one.map), "lag": one.lag, **error}
 
 
 def _runs(offsets: Sequence[int]) -> str:

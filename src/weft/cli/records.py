@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -20,7 +20,6 @@ from weft.kafka.group_rider import Part
 from weft.observe.asking import question
 from weft.observe.kept_records import line_of
 from weft.observe.orders import HERE_FIELDS, RECORDS_MAX
-from weft.types import Record
 from weft.where import parse
 
 key_app = typer.Typer(no_args_is_help=True)
@@ -221,12 +220,15 @@ def record_export(
     Example: weft record export orders:2:17 --group billing
     """
     places = set(places_of(records))
+    missing = set(places)
     with opened(kafka, group) as source:
         for topic, partition in sorted({place[:2] for place in places}):
             source.check(topic, partition)
-        found = {(one.topic, one.partition, one.offset) for one in _echoed(source.records(places))}
-    if missing := sorted(places - found):
-        raise ConfigError(f"{':'.join(map(str, missing[0]))} is not in its topic (any more)")
+        for one in source.records(places):
+            typer.echo(json.dumps(line_of(one, None)))
+            missing.discard((one.topic, one.partition, one.offset))
+    if missing:
+        raise ConfigError(f"{':'.join(map(str, min(missing)))} is not in its topic (any more)")
 
 
 def _export(kafka: cluster.Cluster, group: str, place: str | None, where: str | None) -> None:
@@ -243,12 +245,6 @@ def _export(kafka: cluster.Cluster, group: str, place: str | None, where: str | 
     if gone:
         text = f"weft: {gone:,} of {len(known):,} records are in their topic no more: not printed"
         typer.echo(text, err=True)
-
-
-def _echoed(records: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
-    for record in records:
-        typer.echo(json.dumps(line_of(record, None)))
-        yield record
 
 
 def _of_key(action: str, topic: str, key: str | None, where: str | None) -> dict[str, Any]:

@@ -70,17 +70,17 @@ def status(
     """
     properties = cluster.properties_of(x, config)
     where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
+    console = Console()
+
+    def shown(answers: Answers) -> Stack:
+        width = console.width if console.is_terminal else None
+        return _status_shown(answers, every=every, width=width)
+
     return _repeat(
         watch,
         lambda: _asked(where_from.runs(), {"ask": "snapshot"}),
-        _json if as_json else lambda answers: _status_shown(answers, every=every, width=_width()),
+        _json if as_json else shown,
     )
-
-
-def _width() -> int:
-    """Width of the terminal; unlimited for a pipe."""
-    console = Console()
-    return console.width if console.is_terminal else WIDTH_MAX
 
 
 def why(

@@ -143,7 +143,11 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
     if url is not None:
         return [Shown(url, lambda question: by_url(url, token_file, question))]
     found = local.runs()
-    killed = [(name, _killed(name, ago_s)) for name, ago_s in local.gone()]
+    ended = "ended without a clean stop (kill -9, out of memory, a crash?), detected"
+    killed = [
+        (name, f"process {name.partition('-')[0]} {ended} {seconds(ago_s)} ago")
+        for name, ago_s in local.gone()
+    ]
     if not found:
         text = "".join(f"{one}. " for _, one in killed)
         none = "No" if killed else "no"
@@ -153,13 +157,6 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
         )
     runs = [Shown(path.stem, partial(local.ask, path)) for path in found]
     return runs + [Shown(name, partial(_gone, text)) for name, text in killed]
-
-
-def _killed(name: str, ago_s: float) -> str:
-    return (
-        f"process {name.partition('-')[0]} ended without a clean stop (kill -9, out of memory, a "
-        f"crash?), detected {seconds(ago_s)} ago"
-    )
 
 
 def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:

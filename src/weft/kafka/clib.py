@@ -230,20 +230,15 @@ def _read(partitions: Any) -> tuple[CommittedOffset, ...]:
     """The elements of a partition list (which may be NULL) as plain data."""
     if not partitions:
         return ()
-    content = partitions.contents
-    return tuple(_read_one(content.elems[place]) for place in range(content.cnt))
-
-
-def _read_one(element: Any) -> CommittedOffset:
-    """One element: metadata by its stated size, never by a search for its end."""
-    data = b""
-    if element.metadata and element.metadata_size:
-        data = ctypes.string_at(element.metadata, element.metadata_size)
-    offset = None if element.offset < 0 else element.offset
-    topic = element.topic.decode()
-    return CommittedOffset(
-        topic, element.partition, offset, data.decode("utf-8", "replace"), element.err
-    )
+    content, found = partitions.contents, []
+    for place in range(content.cnt):
+        one, data = content.elems[place], b""
+        if one.metadata and one.metadata_size:  # by its stated size, never by a search for its end
+            data = ctypes.string_at(one.metadata, one.metadata_size)
+        topic, metadata = one.topic.decode(), data.decode("utf-8", "replace")
+        offset = None if one.offset < 0 else one.offset
+        found.append(CommittedOffset(topic, one.partition, offset, metadata, one.err))
+    return tuple(found)
 
 
 def committed(

@@ -196,14 +196,12 @@ def _next_answer(queue: int, timeout_s: float) -> tuple[int, list[tuple[tuple[st
             return number, []
         count = c_size_t()
         infos = calls.rd_kafka_ListOffsets_result_infos(event, byref(count))
-        return number, list(_answered(infos, count.value))
+        found = []
+        for place in range(count.value):
+            one = calls.rd_kafka_ListOffsetsResultInfo_topic_partition(infos[place]).contents
+            # A broker that did not answer in time leaves "no offset" and no error.
+            if not one.err and one.offset >= 0:
+                found.append(((one.topic.decode(), one.partition), one.offset))
+        return number, found
     finally:
         calls.rd_kafka_event_destroy(event)
-
-
-def _answered(infos: Any, count: int) -> Iterator[tuple[tuple[str, int], int]]:
-    for place in range(count):
-        one = _calls().rd_kafka_ListOffsetsResultInfo_topic_partition(infos[place]).contents
-        # A broker that did not answer in time leaves "no offset" and no error.
-        if not one.err and one.offset >= 0:
-            yield (one.topic.decode(), one.partition), one.offset

@@ -87,7 +87,13 @@ class GroupRider:
         held = self._reader.committed(partitions, OFFSETS_S) if partitions else {}
         stored = {where: one for where, one in held.items() if one[0] is not None}
         if not stored:
-            raise ConfigError(self._why_none(topic))
+            state, _ = self._admin.group_state(self.group, ANSWER_S)
+            if state == "DEAD":
+                raise ConfigError(f"group {self.group} does not exist at {self._described}")
+            of = "" if topic is None else f" of topic {topic}"
+            raise ConfigError(
+                f"group {self.group} has committed nothing{of} yet at {self._described}"
+            )
         topics = sorted({where[0] for where in stored})
         ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S)
         return [
@@ -115,13 +121,6 @@ class GroupRider:
             last = counts[topic] - 1
             raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {last}")
         return [(topic, partition)]
-
-    def _why_none(self, topic: str | None) -> str:
-        state, _ = self._admin.group_state(self.group, ANSWER_S)
-        if state == "DEAD":
-            return f"group {self.group} does not exist at {self._described}"
-        of = "" if topic is None else f" of topic {topic}"
-        return f"group {self.group} has committed nothing{of} yet at {self._described}"
 
 
 def _part(where: TopicPartition, frontier: int, text: str, log_end: int | None) -> Part:

@@ -91,12 +91,6 @@ class LedgerRun:
 
     # -- ids ---------------------------------------------------------------------------------------
 
-    def _row(self, record: Record) -> _Row:
-        if self.ledger.id is not None:
-            return self._group, _text(self.ledger.id(record)), None
-        scope = self._scope(record.topic, record.partition)
-        return scope, str(record.offset), record.offset
-
     def _scope(self, topic: str, partition: int) -> str:
         return f"{self._group}/{self.topic_id_of(topic)}/{partition}"
 
@@ -108,7 +102,11 @@ class LedgerRun:
         return known
 
     def _rows(self, records: Sequence[Record]) -> list[_Row]:
-        return [self._row(record) for record in records]
+        if self.ledger.id is not None:
+            return [(self._group, _text(self.ledger.id(one)), None) for one in records]
+        return [
+            (self._scope(one.topic, one.partition), str(one.offset), one.offset) for one in records
+        ]
 
     # -- handling ----------------------------------------------------------------------------------
 
