@@ -17,7 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-UV = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
+UV = [sys.executable, "-m", "uv", "pip"]
+THIS = ["--quiet", "--python", sys.executable]
+#: Without a look at dependencies, which the lock names all: for PySpark's, uv would download and
+#: build its gigabyte again where the index does not let it keep a file.
+LOCKED = ["install", *THIS, "--no-deps", "--require-hashes", "-r", str(LOCK)]
 OURS = ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]
 #: a setting of pip -> the variable that has uv do the same
 FOR_UV = {
@@ -65,7 +69,8 @@ def by_uv() -> bool:
             return False
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
     env = settings_of(listed.stdout) | os.environ
-    return not (_run([*UV, "--require-hashes", "-r", str(LOCK)], env) or _run([*UV, *OURS], env))
+    steps = (LOCKED, ["install", *THIS, *OURS], ["check", *THIS])
+    return not any(_run([*UV, *step], env) for step in steps)
 
 
 def _run(command: list[str], env: Mapping[str, str] | None = None) -> int:

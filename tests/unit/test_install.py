@@ -55,3 +55,18 @@ def test_pip_does_it_where_uv_fails(monkeypatch, capsys):
     assert [command[2] for command in ran] == ["pip", "uv", "pip", "pip"]
     assert "--require-hashes" in ran[2]
     assert "pip does, which takes longer" in capsys.readouterr().err
+
+
+def test_a_lock_that_lacks_a_dependency_is_reported(monkeypatch):
+    """It is installed without a look at dependencies; so they are checked, and pip names them."""
+    ran = []
+
+    def run(command, env=None):
+        ran.append(command)
+        return int("check" in command or (command[2] == "pip" and "-r" in command and len(ran) > 1))
+
+    monkeypatch.setattr(install, "_run", run)
+    assert install.main() == 1
+    assert "--no-deps" in ran[1]
+    assert "--require-hashes" in ran[1]
+    assert ["check" in command for command in ran] == [False, False, False, True, False]
