@@ -20,6 +20,7 @@ from weft._version import __version__
 from weft.cli.load import Target, load_app
 from weft.kafka.properties import canonical
 from weft.kafka.schema import Schema
+from weft.kafka.settings import check_addresses
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Park
 from weft.signatures import hints_of, members_of
@@ -97,7 +98,8 @@ class _Document:
         if security.startswith("sasl") and login is not None:
             self.logins["login"] = {"type": login}
             self._server["security"] = [{"$ref": "#/components/securitySchemes/login"}]
-        hosts = kafka.get(canonical("bootstrap.servers"), "").split(",")
+        check_addresses(app.options.kafka)  # one may hold a password
+        hosts = kafka[canonical("bootstrap.servers")].split(",")
         self.servers = {
             "kafka" if not number else f"kafka-{number + 1}": {
                 "host": host.strip().rpartition("://")[2],

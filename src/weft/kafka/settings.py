@@ -400,8 +400,11 @@ def _takes(known: Property, value: str | float) -> bool:
 _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 
 
-def check_addresses(kafka: dict[str, Any]) -> None:
-    """Refuse a configuration without brokers, and invalid addresses."""
+def check_addresses(kafka: Mapping[str, Any], option: str = "kafka: ") -> None:
+    """Refuse a configuration without brokers, and invalid addresses.
+
+    `option`: what stands before a property's name in an error.
+    """
     name = "metadata.broker.list" if "metadata.broker.list" in kafka else "bootstrap.servers"
     entries = [entry.strip() for entry in str(kafka.get(name, "")).split(",")]
     if not any(entries):
@@ -413,17 +416,17 @@ def check_addresses(kafka: dict[str, Any]) -> None:
         port = int(match["port"] or 1) if match else 0
         if "@" in entry:  # not shown: the part before it is a password
             raise ConfigError(
-                f"kafka: {name} has a user or a password in an address: write host:port, and give "
+                f"{option}{name} has a user or a password in an address: write host:port, and give "
                 "those as sasl.username and sasl.password"
             )
         scheme, web, _ = entry.partition("://")
         if web and scheme.lower() not in _PROTOCOLS:
             raise ConfigError(
-                f"kafka: {name} has {entry!r:.80}, which is not the address of a broker: write "
+                f"{option}{name} has {entry!r:.80}, which is not the address of a broker: write "
                 "host:port, without http://"
             )
         if match is None or not 1 <= port <= _PORT_MAX or entry.isdigit():  # a port alone
             raise ConfigError(
-                f"kafka: {name} has {entry!r:.80}, which is not an address: write host:port, "
+                f"{option}{name} has {entry!r:.80}, which is not an address: write host:port, "
                 "several separated by commas"
             )

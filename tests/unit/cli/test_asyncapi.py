@@ -156,6 +156,13 @@ def test_servers_have_the_login_and_no_secret():
     assert "hunter2" not in json.dumps(doc)
 
 
+def test_a_password_in_an_address_is_refused():
+    """As a run refuses it; it would stand in the document."""
+    with pytest.raises(weft.ConfigError, match="has a user or a password in an address") as refused:
+        made({"bootstrap.servers": "me:hunter2@h:9092"})
+    assert "hunter2" not in str(refused.value)
+
+
 def test_the_command_prints_it(tmp_path, monkeypatch, capsys):
     """With the version of the app's module."""
     (tmp_path / "shop_of_api.py").write_text(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from weft.errors import ConfigError
+from weft.kafka.settings import check_addresses
 
 #: Java name -> librdkafka name; the value is unchanged.
 RENAMED: dict[str, str] = {
@@ -83,7 +84,8 @@ def librdkafka_properties(java: Mapping[str, str]) -> Properties:
     """The same properties under librdkafka's names.
 
     `java` has the names without `kafka.`. Raises ConfigError for a name that has no equivalent,
-    and where two names mean the same property. Values never appear in an error.
+    where two names mean the same property, and for an address that is none. Only such an address
+    appears in an error, unless it holds a password.
     """
     rest = dict(java)
     found: list[tuple[str, str, str]] = []  # (name given, librdkafka's name, its value)
@@ -99,6 +101,8 @@ def librdkafka_properties(java: Mapping[str, str]) -> Properties:
                 " give one of them"
             )
         givers[name], result[name] = given, value
+    if "bootstrap.servers" in result:
+        check_addresses(result, "option kafka.")
     return result
 
 

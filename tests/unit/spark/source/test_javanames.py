@@ -32,6 +32,21 @@ def test_javas_word_for_none_is_translated_too(java, row):
     assert librdkafka_properties({java: "64"}) == {own: "64"}
 
 
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [
+        ("http://h:9092", "is not the address of a broker"),
+        ("h:99999", "is not an address"),
+        ("h:9092,me:hunter2@h:9093", "has a user or a password in an address"),
+    ],
+)
+def test_an_invalid_address_is_refused_before_a_job_starts(servers, why):
+    """Librdkafka would look for such a host until its time-out; a password is not shown."""
+    with pytest.raises(ConfigError, match=f"option kafka.bootstrap.servers .*{why}") as refused:
+        librdkafka_properties({"bootstrap.servers": servers})
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_refused_property_is_named_with_a_cure(name):
     """No property is accepted and ignored: the error names it and says what to do."""
