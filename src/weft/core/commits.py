@@ -64,6 +64,9 @@ class CommitState:
     at: float = 0.0
     #: the plan in flight, or in doubt
     sent: fx.PlanItem | None = None
+    #: from the first to the last frontier that was refused since a plan was stored: librdkafka
+    #: reports the error of one partition for the whole request, so the broker may have them
+    refusals: range = range(0)
     #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
     claims: list[Work] = field(default_factory=list)
     #: the last plan had no room for all claims
@@ -117,7 +120,7 @@ class CommitState:
         item = self._answered()
         if self.committed != item.frontier:
             self.committed, self.committed_at = item.frontier, now
-        self.map_stored = len(item.metadata)
+        self.map_stored, self.refusals = len(item.metadata), range(0)
         # With claims left out, the same commit again would change nothing.
         self.at = again_at if self.left_out else 0.0
         return item
@@ -126,6 +129,8 @@ class CommitState:
         """The broker has refused it; returns the plan."""
         item = self._answered()
         self.repeat, self.at = True, again_at
+        first = self.refusals.start if self.refusals else item.frontier
+        self.refusals = range(first, item.frontier + 1)
         return item
 
     def shrink_map(self, refused_chars: int) -> None:

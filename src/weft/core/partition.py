@@ -383,10 +383,11 @@ class Partition:
         """The offset stored for the group, as far as known; -1 for none."""
         return self.commit.committed
 
-    def committed_or_sent(self) -> set[int]:
-        """Offsets that the broker may store: the known one, and the one in flight."""
-        sent = self.commit.sent
-        return {self.commit.committed} if sent is None else {self.commit.committed, sent.frontier}
+    def committed_or_sent(self) -> list[range]:
+        """Offsets that the broker may store: the known one, refused ones, the one in flight."""
+        one = self.commit
+        sent = [] if one.sent is None else [one.sent.frontier]
+        return [one.refusals, *(range(at, at + 1) for at in (one.committed, *sent))]
 
     @property
     def last_sent(self) -> int:

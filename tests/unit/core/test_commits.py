@@ -172,6 +172,27 @@ def test_refused_commit_waits_its_time(make_desk, verdict, again_s, map_chars):
     assert again.items[0][:3] == item[:3]
 
 
+def test_a_refused_commit_may_be_stored_until_another_one_is(make_desk):
+    """librdkafka reports one partition's error for the whole request; the broker has the others."""
+    desk, part, _ = refused(make_desk, "retry")
+
+    def may_be_stored():
+        return sorted({offset for some in part.committed_or_sent() for offset in some})
+
+    first = desk.engine.state.partitions[part.where].offsets.frontier
+    assert may_be_stored() == [-1, first]
+    desk.poll(part, *range(first, first + 3))
+    desk.do("calls_ended", desk.started())
+    desk.pass_time(1.0)
+    (second,) = desk.take(fx.CommitOffsets)
+    desk.answer(second, "retry")
+    assert may_be_stored() == [-1, *range(first, second.items[0].frontier + 1)]
+    desk.pass_time(1.0)
+    (third,) = desk.take(fx.CommitOffsets)
+    desk.answer(third)
+    assert may_be_stored() == [third.items[0].frontier]
+
+
 def test_refused_map_is_reported_with_the_next_limit(make_desk):
     """The log says what to raise, and what is tried next."""
     desk, _, _ = refused(make_desk, "too_large", map_chars=64)

@@ -24,7 +24,7 @@ class Cluster:
         self.topic_ids = TopicIds(self.ask, self.unsure.append)
         self.partition = SimpleNamespace(
             where=WHERE,
-            committed_or_sent=lambda: {5, 7},
+            committed_or_sent=lambda: [range(5, 6), range(7, 8)],
         )
         self.membership = SimpleNamespace(
             partitions={WHERE: self.partition},
@@ -61,6 +61,15 @@ def test_what_we_committed_for_the_former_topic_is_not_believed(committed, caplo
     assert caplog.messages == []  # it is said when they begin
     start = cluster.found(committed)
     assert (start.committed, start.metadata, start.reset_to) == (None, "", 0)
+
+
+def test_a_start_that_no_one_has_committed_is_kept():
+    """A new topic without a commit starts where `auto.offset.reset` says."""
+    cluster = Cluster()
+    cluster.look()
+    cluster.ids = {"t": "second"}
+    cluster.look()
+    assert cluster.found(None).reset_to == 9
 
 
 def test_what_others_committed_for_the_new_topic_is_believed():
@@ -148,7 +157,7 @@ def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old()
     """One of two partitions came back after the topic was made again: the other is read anew."""
     cluster, other = Cluster(), ("t", 1)
     cluster.membership.partitions[other] = SimpleNamespace(
-        where=("t", 1), committed_or_sent=lambda: {3}
+        where=("t", 1), committed_or_sent=lambda: [range(3, 4)]
     )
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])

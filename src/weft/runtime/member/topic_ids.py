@@ -42,8 +42,8 @@ class TopicIds:
         self._on_unsure = on_unsure
         #: open epochs -> the id of the topic they belong to, once known
         self._ids: dict[TopicPartition, str] = {}
-        #: revoked partitions -> the id of their topic then, and their committed offset
-        self._left: dict[TopicPartition, tuple[str, set[int]]] = {}
+        #: revoked partitions -> the id of their topic then, and offsets that may be committed for it
+        self._left: dict[TopicPartition, tuple[str, list[range]]] = {}
         #: consumed topics that do not exist -> number of checks in a row
         self._missed: dict[str, int] = {}
         self._asking = threading.Lock()
@@ -113,7 +113,7 @@ class TopicIds:
             if present is None or present == known:
                 continue
             again[where[0]] = present
-            if one.committed in committed:
+            if one.committed is not None and any(one.committed in some for some in committed):
                 # Also with "latest": the new topic's records came while the group was subscribed.
                 result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
         for topic, present in again.items():  # also if the group noticed it before this check
