@@ -173,7 +173,7 @@ def test_refused_commit_waits_its_time(make_desk, verdict, again_s, map_chars):
 
 
 def test_a_refused_commit_may_be_stored_until_another_one_is(make_desk):
-    """librdkafka reports one partition's error for the whole request; the broker has the others."""
+    """One partition's error is reported for the whole request; the broker has the others."""
     desk, part, _ = refused(make_desk, "retry")
 
     def may_be_stored():

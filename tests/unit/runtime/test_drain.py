@@ -24,6 +24,7 @@ class Group:
 
     def __init__(self) -> None:
         self.offsets: dict[TopicPartition, int | None] = {}
+        self.logs = {OURS: 10, THEIRS: 10}
 
     def group_offsets(self, *_: Any) -> dict[TopicPartition, int | None]:
         """What the group has committed."""
@@ -31,7 +32,7 @@ class Group:
 
     def ends(self, *_: Any, **__: Any) -> dict[TopicPartition, int]:
         """Ends of the log."""
-        return {OURS: 10, THEIRS: 10}
+        return self.logs
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def member(*, parked: int) -> tuple[Engine, dict[TopicPartition, Any]]:
 def look(drain: Drain, clock: list[float], seconds: float) -> None:
     """Time passes, and the others are asked about."""
     clock[0] += seconds
-    drain.look_at_others([OURS])
+    drain.look([OURS])
 
 
 def make(group: Group) -> Drain:
@@ -85,7 +86,7 @@ def test_what_comes_to_us_while_we_ask_is_ours(clock: list[float]) -> None:
 
     drain = make(Assigned())
     clock[0] += 2
-    drain.look_at_others(ours)
+    drain.look(ours)
     assert not drain.finished(Engine([HandlerSpec("h")]), 0.0, {})
 
 
@@ -141,3 +142,47 @@ def test_a_record_passed_on_at_most_once_and_parked_is_no_reason_to_wait():
     engine.calls_ended(0.0, [], [Failed(start.works[0], ErrorInfo("E", "", ""))])
     engine.outputs_answered(0.0, [(start.works[0], (), ErrorInfo("TOPIC_AUTH", "no", ""))])
     assert (partition.parked, passed(partition, 1)) == (1, True)
+
+
+def short(drain: Drain, clock: list[float], looks: int) -> None:
+    """The logs are looked at so often."""
+    for _ in range(looks):
+        look(drain, clock, module.LOGS_EVERY_S)
+
+
+def test_records_of_a_deleted_topic_are_not_waited_for(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No frontier ever reaches their end (found on a real broker: "Nothing is stuck", for ever)."""
+    group = Group()
+    drain, (engine, ours) = make(group), member(parked=0)
+    group.logs = {OURS: 10}
+    short(drain, clock, module.SHORT_MAX - 1)
+    assert not drain.finished(engine, 0.0, ours)
+    assert caplog.messages == []
+    short(drain, clock, 1)
+    assert drain.finished(engine, 0.0, ours)
+    (line,) = caplog.messages
+    assert "partitions=t[1] records=10" in line
+
+
+def test_of_a_shorter_log_only_what_it_has_is_waited_for(clock: list[float]) -> None:
+    """A topic that was recreated, or truncated, with fewer records than at the start."""
+    group = Group()
+    drain, (engine, ours) = make(group), member(parked=0)
+    group.logs, group.offsets = {OURS: 10, THEIRS: 4}, {THEIRS: 3}
+    short(drain, clock, module.SHORT_MAX + 1)
+    assert not drain.finished(engine, 0.0, ours)
+    group.offsets = {THEIRS: 4}
+    look(drain, clock, 2)
+    assert drain.finished(engine, 0.0, ours)
+
+
+def test_a_log_that_is_short_for_a_moment_is_waited_for(clock: list[float]) -> None:
+    """A new leader may know less for a moment, and a broker may not know the topic yet."""
+    group = Group()
+    drain, (engine, ours) = make(group), member(parked=0)
+    for logs in [{OURS: 10}, {OURS: 10, THEIRS: 9}, {OURS: 10, THEIRS: 10}] * 3:
+        group.logs = logs
+        short(drain, clock, 1)
+    assert not drain.finished(engine, 0.0, ours)

@@ -361,7 +361,7 @@ def test_the_ends_that_a_drain_waits_for_change_as_a_whole() -> None:
 
     class Ours(dict[Any, Any]):
         def __contains__(self, one: object) -> bool:
-            drain.look_at_others(())
+            drain.look(())
             return False
 
     assert not drain.finished(Engine([HandlerSpec("h")]), 0.0, Ours())

@@ -42,7 +42,7 @@ class TopicIds:
         self._on_unsure = on_unsure
         #: open epochs -> the id of the topic they belong to, once known
         self._ids: dict[TopicPartition, str] = {}
-        #: revoked partitions -> the id of their topic then, and offsets that may be committed for it
+        #: revoked partitions -> the id of their topic then, and what may be committed for it
         self._left: dict[TopicPartition, tuple[str, list[range]]] = {}
         #: consumed topics that do not exist -> number of checks in a row
         self._missed: dict[str, int] = {}

@@ -1,7 +1,8 @@
 """`until="drained"`: detect that all records present at the start are finished.
 
 The ends of all partitions are read once. A partition is finished when the group's frontier has
-reached its end, by any member, or when all its remaining records are parked.
+reached its end, by any member, or when all its remaining records are parked. Of a topic that is
+deleted or recreated, and of a truncated log, only what exists is waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.kafka.ports import AdminPort, KafkaUnavailable
+from weft.runtime.logs import event
+from weft.runtime.member.rebalance import names
 from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")
@@ -21,6 +24,46 @@ _log = logging.getLogger("weft")
 ANSWER_S = 10.0
 OTHERS_EVERY_S = 1.0
 STANDSTILL_S = 60.0
+#: interval of queries for logs that do not reach their end any more; after so many such answers in
+#: a row it is believed: a new leader, or a broker's metadata, may be a moment behind
+LOGS_EVERY_S, SHORT_MAX = 5.0, 3
+
+
+class Reachable:
+    """The ends that the logs still reach."""
+
+    def __init__(self, admin: AdminPort) -> None:
+        self._admin = admin
+        self._due = time.monotonic() + LOGS_EVERY_S
+        #: partitions whose log ends earlier -> number of such answers in a row
+        self._short: dict[TopicPartition, int] = {}
+
+    def of(self, left: Mapping[TopicPartition, int]) -> dict[TopicPartition, int] | None:
+        """These ends without what does not exist; None: no change. May wait, now and then."""
+        if time.monotonic() < self._due or not left:
+            return None
+        try:
+            topics = sorted({topic for topic, _ in left})
+            ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S)
+        except KafkaUnavailable as error:
+            _log.debug("the ends of the logs cannot be read now: %s", error)
+            return None
+        finally:
+            self._due = time.monotonic() + LOGS_EVERY_S
+        short = [where for where, end in left.items() if ends.get(where, 0) < end]
+        self._short = {where: self._short.get(where, 0) + 1 for where in short}
+        gone = [where for where, looks in self._short.items() if looks >= SHORT_MAX]
+        if gone:
+            event(
+                "warning",
+                "records to drain no longer exist: a topic was deleted or recreated, or its log "
+                "truncated",
+                partitions=names(gone),
+                records=sum(left[where] - ends.get(where, 0) for where in gone),
+            )
+        lower = {where: min(end, ends.get(where, 0)) for where, end in left.items()}
+        kept = {where: lower[where] if where in gone else end for where, end in left.items()}
+        return {where: end for where, end in kept.items() if end > 0} if gone else None
 
 
 class Drain:
@@ -37,6 +80,7 @@ class Drain:
         self._admin = admin
         self._group = group
         self._others_due = 0.0
+        self._reachable = Reachable(admin)
         #: all is done here, and the last commit is in flight
         self.acknowledging = False
         #: replaced as a whole
@@ -77,8 +121,10 @@ class Drain:
         standing = all(self._standing.get(w, (None, still + 1))[1] <= still for w in others)
         return standing and any(partition.parked for partition in held.values())
 
-    def look_at_others(self, ours: Collection[TopicPartition]) -> None:
+    def look(self, ours: Collection[TopicPartition]) -> None:
         """Read what the group has committed for other members' partitions; may wait.
+
+        And how far the logs still reach.
 
         `ours` is read again when the answer is there: it is the member's own dictionary, not a
         copy.
@@ -86,6 +132,8 @@ class Drain:
         if time.monotonic() < self._others_due:
             return
         self._others_due = time.monotonic() + OTHERS_EVERY_S
+        left = self._reachable.of(self._left)
+        self._left = self._left if left is None else left
         elsewhere = sorted(set(self._left) - set(ours))
         if not elsewhere:
             return

@@ -247,7 +247,7 @@ class Run:
                 idle = watching.quiet and self._drain is None
                 look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
                 if self._drain is not None:
-                    self._drain.look_at_others(member.partitions)
+                    self._drain.look(member.partitions)
                 with contextlib.suppress(InternalError):  # then the member's thread ends the run
                     member.look_at_topic_ids()
                     self._shares.look(member, self._admin)

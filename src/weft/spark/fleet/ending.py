@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.kafka.ports import AdminPort, KafkaUnavailable
+from weft.runtime.run.drain import Reachable
 from weft.spark.fleet.roster import Roster
 from weft.types import ErrorInfo, RunReport, TopicPartition
 
@@ -42,6 +43,7 @@ class GroupDrain:
         self._admin, self._group = admin, group
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
         self._asked_at = 0.0
+        self._reachable = Reachable(admin)
 
     def ends(self) -> list[list[Any]]:
         """[topic, partition, end] of all partitions with records."""
@@ -52,7 +54,9 @@ class GroupDrain:
         elsewhere = set(self._left) - set(finished)
         if elsewhere and time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._asked_at = time.monotonic()
-            self._strike(elsewhere)
+            left = self._reachable.of(self._left)
+            self._left = self._left if left is None else left
+            self._strike(elsewhere & set(self._left))
             elsewhere &= set(self._left)
         return not elsewhere
 

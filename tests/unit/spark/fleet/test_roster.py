@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.run.drain import SHORT_MAX
 from weft.spark.fleet.aggregate import merged, percentiles_ms
 from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.limits import DEATHS_MAX, SILENT_S
@@ -428,8 +429,13 @@ class FakeAdmin:
     def __init__(self) -> None:
         self.committed: dict[Any, int | None] = {}
         self.down = False
+        self.logs = {("t", 0): 5, ("t", 1): 7}
         #: what it answers first, whatever is committed since
         self.stale: list[dict[Any, int | None]] = []
+
+    def ends(self, *_: Any, **__: Any) -> dict[Any, int]:
+        """Ends of the logs."""
+        return self.logs
 
     def group_offsets(self, group: str, partitions: Any, timeout_s: float) -> dict[Any, Any]:
         """The committed offsets."""
@@ -457,6 +463,20 @@ def test_drained_is_judged_for_the_group(monkeypatch) -> None:
     admin.down = False
     assert drain.missing([]) == [("t", 1)]
     assert drain.missing([("t", 1)]) == []
+
+
+def test_a_deleted_topic_is_not_drained_for_ever(monkeypatch) -> None:
+    """Its records no longer exist; those of others are waited for."""
+    monkeypatch.setattr("weft.spark.fleet.ending._ASK_EVERY_S", -1.0)
+    monkeypatch.setattr("weft.runtime.run.drain.LOGS_EVERY_S", -1.0)
+    admin = FakeAdmin()
+    drain = GroupDrain(admin, "g", {}, {("t", 0): 5, ("u", 0): 7})
+    admin.logs = {("u", 0): 7}
+    for _ in range(SHORT_MAX):
+        assert not drain.over([])
+    admin.committed[("u", 0)] = 7
+    assert drain.over([])
+    assert drain.missing([]) == []
 
 
 def test_the_offsets_of_the_last_transaction_may_be_late() -> None:
