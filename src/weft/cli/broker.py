@@ -13,9 +13,7 @@ from rich.table import Table
 from weft.broker.cluster import Cluster
 from weft.broker.state import default_data_dir
 
-app = typer.Typer(
-    no_args_is_help=True, help="Run a real Apache Kafka on this machine, without Docker."
-)
+app = typer.Typer(no_args_is_help=True)
 
 _Data = Annotated[
     Path | None,
@@ -24,6 +22,14 @@ _Data = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def _broker() -> None:
+    """Run a real Apache Kafka on this machine, without Docker.
+
+    Example: weft broker up --port 9092
+    """
 
 
 @app.command()

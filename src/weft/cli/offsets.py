@@ -19,9 +19,7 @@ from weft.codec import decode as decode_map
 from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, plan_move
 
-app = typer.Typer(
-    no_args_is_help=True, help="Decode, show and move committed offsets, including offset maps."
-)
+app = typer.Typer(no_args_is_help=True)
 
 #: runs of offsets shown in a table; further ones are only counted
 _RUNS_SHOWN = 8
@@ -29,6 +27,14 @@ _RUNS_SHOWN = 8
 _LAST_MS = 253_402_300_799_999
 
 _Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
+
+@app.callback()
+def _offsets() -> None:
+    """Decode, show and move committed offsets, including offset maps.
+
+    Example: weft offsets show --group geofence --bootstrap-servers localhost:9092
+    """
 
 
 @app.command()

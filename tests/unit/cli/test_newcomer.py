@@ -21,9 +21,9 @@ NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
 
 
 def commands(command, path=("weft",)) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every command with a function of its own, by its words."""
+    """Every command and every group of commands, by its words."""
+    yield path, command
     if not hasattr(command, "list_commands"):
-        yield path, command
         return
     context = typer.Context(command)
     for name in command.list_commands(context):
