@@ -23,7 +23,6 @@ from weft.cli.dlq_box import (
     cut,
     opened,
     parse_where,
-    place_of,
     shown,
 )
 from weft.cli.dlq_replay import replay
@@ -32,6 +31,7 @@ from weft.dlq.letters import Letter, Place
 from weft.dlq.not_back import NotBack
 from weft.dlq.replay import Box, group_of
 from weft.errors import ConfigError
+from weft.observe.asking import question
 from weft.types import Record
 from weft.where import Condition
 
@@ -79,7 +79,7 @@ def ls(
     condition = None if where is None else parse_where(where)
     with opened(topic, kafka, group) as box:
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
-        newest = sorted(found, key=lambda one: (one.time_ms, one.at), reverse=True)[:limit]
+        newest = _newest(found, limit)
         held = _values(box, newest) if values else {}
         rows = [_row(box, one, held.get(one.at)) for one in newest]
     if as_json:
@@ -107,40 +107,62 @@ def ls(
 @app.command()
 @cluster.spread
 def show(
-    letter: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The letter.")],
+    letter: Annotated[
+        str, typer.Argument(metavar="TOPIC[:PARTITION[:OFFSET]]", help="The letter, or which.")
+    ],
     kafka: cluster.Cluster,
+    limit: Annotated[int, typer.Option(min=1, help="Only the newest N.")] = LIMIT,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
     ] = False,
     group: Group = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show one dead letter: where its record was, why it failed, its headers.
+    """Show dead letters in full: where each record was, why it failed, its headers.
+
+    --json prints a list, and one object for TOPIC:PARTITION:OFFSET.
 
     Example: weft dlq show orders.dlq:2:17 --values
     """
-    place = place_of(letter)
-    with opened(place.topic, kafka, group) as box:
-        found = next((one for one in box.letters if one.at == place), None)
-        if found is None:
-            raise ConfigError(f"there is no letter {place}: weft dlq ls {place.topic} lists them")
-        record = _values(box, [found]).get(place)
-        row = _row(box, found, record if values else None)
-    own = {name for name, _ in found.own_headers}  # not those that were added with the letter
-    headers = [
-        (name, shown(value, SHOWN_CHARS_MAX) if values or name not in own else "…")
-        for name, value in found.headers
-    ]
-    row["headers"] = [list(one) for one in headers]
+    asked = question(letter, None)
+    topic = str(asked.topic)
+    with opened(topic, kafka, group) as box:
+        meant = [one for one in box.letters if asked.partition in (None, one.at.partition)]
+        if asked.offset is not None:
+            meant = [one for one in meant if one.at.offset == asked.offset]
+            if not meant:
+                raise ConfigError(f"there is no letter {letter}: weft dlq ls {topic} lists them")
+        newest = _newest(meant, limit)
+        held = _values(box, newest) if values else {}
+        rows = [_row(box, one, held.get(one.at)) for one in newest]
+    for one, row in zip(newest, rows, strict=True):
+        own = {name for name, _ in one.own_headers}  # not those that were added with the letter
+        row["headers"] = [
+            [name, shown(value, SHOWN_CHARS_MAX) if values or name not in own else "…"]
+            for name, value in one.headers
+        ]
     if as_json:
-        typer.echo(json.dumps(row))
+        typer.echo(json.dumps(rows if asked.offset is None else rows[0]))
         return
+    for number, (one, row) in enumerate(zip(newest, rows, strict=True)):
+        if number:
+            typer.echo()
+        _print(row, held.get(one.at))
+    if asked.offset is None:
+        typer.echo(f"{len(rows):,} of {counted(len(meant), 'letter')} in {letter}")
+
+
+def _newest(letters: Sequence[Letter], limit: int) -> list[Letter]:
+    return sorted(letters, key=lambda one: (one.time_ms, one.at), reverse=True)[:limit]
+
+
+def _print(row: dict[str, Any], record: Record[Any] | None) -> None:
     for name, value in row.items():
         if name not in ("headers", "value"):
             typer.echo(f"{name + ':':<15}{cut(str(value), SHOWN_CHARS_MAX)}")
-    for name, text in headers:
+    for name, text in row["headers"]:
         typer.echo(f"  {cut(name, KEY_CHARS_MAX * 2)} = {text}")
-    if values and record is not None:
+    if record is not None:
         typer.echo(f"value ({len(record.value or b''):,} bytes):")
         typer.echo(shown(record.value, SHOWN_CHARS_MAX))
 

@@ -17,19 +17,13 @@ from rich.text import Text
 
 from weft.cli import cluster
 from weft.cli.control import Reach, Runs
-from weft.cli.dlq_box import connected, cut, place_of, shown
+from weft.cli.dlq_box import connected, cut, shown
 from weft.errors import ConfigError
 from weft.kafka.group_rider import GroupRider, Kept, Part
 from weft.observe import local
 from weft.observe.asking import question
-from weft.observe.kept_records import (
-    KEPT_FIELDS,
-    chosen,
-    hash_of,
-    records_of,
-    state_of,
-    waiting,
-)
+from weft.observe.kept_records import KEPT_FIELDS, chosen, hash_of, records_of, state_of
+from weft.types import Record
 from weft.where import parse
 
 KEY_CHARS_MAX = 40
@@ -131,42 +125,58 @@ def ls(
 @app.command()
 @cluster.spread
 def show(
-    record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record.")],
     kafka: cluster.Cluster,
     group: OfGroup = "",
+    place: OfPlace = None,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
     ] = False,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show one parked or held record: what is remembered of it, its key and headers.
+    """Show parked or held records: what is remembered of each, its key and headers.
+
+    --json prints a list, and one object for TOPIC:PARTITION:OFFSET.
 
     Example: weft parked show orders:2:17 --group billing --values
     """
-    wanted = place_of(record)
+    offset = question(place, None).offset
     with opened(kafka, group) as source:
-        (part,) = source.read(wanted.topic, wanted.partition)
-        found = next((one for one in waiting([part]) if one.place == wanted), None)
-        if found is None:
-            raise ConfigError(_why_not(part, wanted.offset, group))
-        message = records_of(source, [found]).get(found.place)
-    row = _row(found) | {
-        "state": state_of(found.known),
-        "exhausted_by": found.known.exhausted_by or None,
-        "in_log": message is not None,
+        found, parts = found_of(source, place, None, warn=offset is None)
+        if offset is not None and not found:
+            raise ConfigError(_why_not(parts[0], offset, group))
+        records = records_of(source, found)
+    rows = [_whole(one, records.get(one.place), values=values) for one in found]
+    if as_json:
+        typer.echo(json.dumps(rows if offset is None else rows[0]))
+        return
+    for number, row in enumerate(rows):
+        if number:
+            typer.echo()
+        _print(row)
+    if offset is None:
+        typer.echo(_counted(found, parts, group))
+
+
+def _whole(one: Kept, record: Record[Any] | None, *, values: bool) -> dict[str, Any]:
+    """All that is known of a record; `record`: as its topic has it."""
+    row = _row(one) | {
+        "state": state_of(one.known),
+        "exhausted_by": one.known.exhausted_by or None,
+        "in_log": record is not None,
     }
-    if message is not None:
-        row["key"] = None if message.key is None else shown(message.key, SHOWN_CHARS_MAX)
-        row["time"] = _time(message.timestamp_ms / 1e3) if message.timestamp_ms >= 0 else None
+    if record is not None:
+        row["key"] = None if record.key is None else shown(record.key, SHOWN_CHARS_MAX)
+        row["time"] = _time(record.timestamp_ms / 1e3) if record.timestamp_ms >= 0 else None
         row["headers"] = [
             [cut(name, SHOWN_CHARS_MAX), shown(value, SHOWN_CHARS_MAX) if values else "…"]
-            for name, value in message.headers
+            for name, value in record.headers
         ]
         if values:
-            row["value"] = shown(message.value, SHOWN_CHARS_MAX)
-    if as_json:
-        typer.echo(json.dumps(row))
-        return
+            row["value"] = shown(record.value, SHOWN_CHARS_MAX)
+    return row
+
+
+def _print(row: dict[str, Any]) -> None:
     for name, value in row.items():
         if name not in ("headers", "value"):
             text = _time(value) if name == "held_until" and value is not None else str(value)
@@ -175,7 +185,7 @@ def show(
         typer.echo(f"  {name} = {text}")
     if "value" in row:
         typer.echo(f"value:        {row['value']}")
-    if message is None:
+    if not row["in_log"]:
         typer.echo("warning: retention or compaction deleted the record: skip it", err=True)
 
 

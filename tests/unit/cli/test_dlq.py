@@ -103,8 +103,25 @@ def test_show_shows_one_letter(dlq):
     full = dlq("show", f"{DLQ}:0:0", "--values").out
     assert "tenant = acme" in full
     assert '{"n": 0, "text": "\\u001b[31m"}' in full
+    assert dlq("show", f"{DLQ}:0:0", "--json").json["source"] == "orders:0:0"
     assert "no letter orders.dlq:0:99" in refused(dlq("show", f"{DLQ}:0:99"))
-    assert "write TOPIC:PARTITION:OFFSET" in refused(dlq("show", "orders.dlq"))
+    assert "write TOPIC, TOPIC:PARTITION or" in refused(dlq("show", "orders.dlq:0:x"))
+
+
+def test_show_shows_a_topic_or_a_partition(dlq):
+    """The newest letters in full, as `ls` lists them; --json is a list."""
+    listed = dlq("ls", DLQ, "--json").json
+    whole = dlq("show", DLQ, "--json").json
+    assert [row["letter"] for row in whole] == [row["letter"] for row in listed]
+    assert all(row["headers"] for row in whole)
+    assert [row["letter"] for row in dlq("show", DLQ, "--limit", "1", "--json").json] == [
+        listed[0]["letter"]
+    ]
+    first = dlq("show", f"{DLQ}:1", "--json").json
+    assert {row["letter"].split(":")[1] for row in first} == {"1"}
+    shown = dlq("show", DLQ, "--limit", "2")
+    assert shown.out.count("__dlq.errors.message") == 2
+    assert shown.out.splitlines()[-1] == f"2 of {len(listed)} letters in {DLQ}"
 
 
 def test_stats_counts_by_anything(dlq):

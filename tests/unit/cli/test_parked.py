@@ -133,6 +133,18 @@ def test_show_shows_the_record_escaped(parked):
     assert row["headers"] == [["tenant", "ot\\x1bher"]]
 
 
+def test_show_shows_all_that_is_asked_for(parked):
+    """A topic, a partition, or all of the group; --json is a list then."""
+    for words in ((), (TOPIC,), (f"{TOPIC}:0",)):
+        code, out, err = parked("show", *words, "--json")
+        assert (code, err) == (0, "")
+        assert [(row["offset"], row["key"]) for row in json.loads(out)] == [(5, "k1"), (8, "k0")]
+    _, out, _ = parked("show")
+    assert out.count("error_hash:") == 2
+    assert out.splitlines()[-1].startswith("1 parked, 1 held in group billing")
+    assert json.loads(parked("show", f"{TOPIC}:1", "--json")[1]) == []
+
+
 def test_a_record_that_retention_took_is_reported(kafka, parked):
     """It is still parked, and cannot be read any more."""
     kafka.delete_before(TOPIC, 0, 6)
@@ -150,7 +162,7 @@ def test_a_record_that_retention_took_is_reported(kafka, parked):
         (("show", "orders:0:6"), "orders:0:6 is done in group billing"),
         (("show", "orders:0:3"), "is neither parked nor held"),
         (("show", "orders:0:99"), "is neither parked nor held"),
-        (("show", "orders:0"), "write TOPIC:PARTITION:OFFSET"),
+        (("show", "orders:0:x"), "write TOPIC, TOPIC:PARTITION or"),
         (("show", "orders:2:0"), "topic orders has no partition 2, only 0 to 1"),
         (("ls", "nowhere"), "topic nowhere does not exist"),
         (("ls", "orders:x"), "write TOPIC, TOPIC:PARTITION"),
