@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any
 
 import typer
 
+from weft.account.shown import counted
 from weft.cli import cluster
 from weft.cli.control import EXIT_NOT_ALL, For, Reach
 from weft.cli.dlq_box import place_of
@@ -16,7 +19,7 @@ from weft.cli.parked import OfGroup, OfPlace, OfReach, Where, found_of, opened
 from weft.cli.parked import app as parked_app
 from weft.dlq.letters import Place
 from weft.errors import ConfigError
-from weft.kafka.group_rider import Part
+from weft.kafka.group_rider import GroupRider, Kept, Part
 from weft.observe.asking import question
 from weft.observe.kept_records import line_of
 from weft.observe.orders import HERE_FIELDS, RECORDS_MAX
@@ -24,6 +27,9 @@ from weft.where import parse
 
 key_app = typer.Typer(no_args_is_help=True)
 record_app = typer.Typer(no_args_is_help=True)
+
+#: the names of a record's place in a line of JSON
+PLACE = ("topic", "partition", "offset")
 
 Topic = Annotated[str, typer.Option(help="The topic.")]
 Key = Annotated[str | None, typer.Option(help="The key, as text.")]
@@ -175,29 +181,54 @@ def skip(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
     return max(code, _left(short if asked.offset is None else [], reach))
 
 
+@dataclass(frozen=True)
+class Export(cluster.Cluster):
+    """The options of an export: which group, and how the records are printed."""
+
+    group: OfGroup = ""
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why: printed with the count on stderr.")
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print which records, without keys and values.")
+    ] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON list, not one object per line.")
+    ] = False
+
+    def write(self, lines: Iterator[dict[str, Any]], places: AbstractSet[Place]) -> set[Place]:
+        """Print the records, or with --dry-run the places; returns the places that were printed."""
+        if self.dry_run:
+            lines = (dict(zip(PLACE, place, strict=True)) for place in sorted(places))
+        found, written = [], set()
+        for line in lines:
+            written.add(Place(*(line[name] for name in PLACE)))
+            if self.as_json:
+                found.append(line)
+            else:
+                typer.echo(json.dumps(line))
+        if self.as_json:
+            typer.echo(json.dumps(found))
+        if self.reason is not None:
+            typer.echo(f"weft: {counted(len(written), 'record')}: {self.reason}", err=True)
+        return written
+
+
 @parked_app.command()
 @cluster.spread
-def export(
-    kafka: cluster.Cluster, group: OfGroup = "", place: OfPlace = None, where: Where = None
-) -> None:
+def export(options: Export, place: OfPlace = None, where: Where = None) -> None:
     """Print parked and held records with their values, one JSON object per line.
 
     Text is printed as it is; bytes that are not UTF-8 are in `key_base64` and `value_base64`.
 
     Example: weft parked export orders --group billing > parked.jsonl
     """
-    _export(kafka, group, place, where)
+    _export(options, place, where)
 
 
 @key_app.command("export")
 @cluster.spread
-def key_export(
-    topic: Topic,
-    kafka: cluster.Cluster,
-    key: Key = None,
-    where: Where = None,
-    group: OfGroup = "",
-) -> None:
+def key_export(topic: Topic, options: Export, key: Key = None, where: Where = None) -> None:
     """Print the parked and held records of a key with their values, one JSON object per line.
 
     Example: weft key export --topic orders --key cust-17 --group billing
@@ -205,46 +236,43 @@ def key_export(
     _one_of(key, where)
     if key is not None:
         where = f"key == {json.dumps(key, ensure_ascii=False)}"
-    _export(kafka, group, topic, where)
+    _export(options, topic, where)
 
 
 @record_app.command("export")
 @cluster.spread
-def record_export(
-    records: Places,
-    kafka: cluster.Cluster,
-    group: OfGroup = "",
-) -> None:
+def record_export(records: Places, options: Export) -> None:
     """Print records with their values, parked or not, one JSON object per line.
 
     Example: weft record export orders:2:17 --group billing
     """
     places = set(places_of(records))
-    missing = set(places)
-    with opened(kafka, group) as source:
+    with opened(options, options.group) as source:
         for topic, partition in sorted({place[:2] for place in places}):
             source.check(topic, partition)
-        for one in source.records(places):
-            typer.echo(json.dumps(line_of(one, None)))
-            missing.discard((one.topic, one.partition, one.offset))
+        missing = places - options.write(_lines(source, places), places)
     if missing:
         raise ConfigError(f"{':'.join(map(str, min(missing)))} is not in its topic (any more)")
 
 
-def _export(kafka: cluster.Cluster, group: str, place: str | None, where: str | None) -> None:
-    with opened(kafka, group) as source:
+def _export(options: Export, place: str | None, where: str | None) -> None:
+    with opened(options, options.group) as source:
         found, _ = found_of(source, place, where)
-        known = {one.place: one for one in found}
-        gone = len(known)
-        for record in source.records(set(known)):
-            at = (record.topic, record.partition, record.offset)
-            typer.echo(json.dumps(line_of(record, known[at])))
-            gone -= 1
+        known = {Place(*one.place): one for one in found}
+        gone = len(known) - len(options.write(_lines(source, set(known), known), set(known)))
     if not known:
-        typer.echo(f"weft: no such record is parked or held in group {group}", err=True)
+        typer.echo(f"weft: no such record is parked or held in group {options.group}", err=True)
     if gone:
         text = f"weft: {gone:,} of {len(known):,} records are in their topic no more: not printed"
         typer.echo(text, err=True)
+
+
+def _lines(
+    source: GroupRider, places: AbstractSet[Place], known: Mapping[Place, Kept] | None = None
+) -> Iterator[dict[str, Any]]:
+    for record in source.records(places):
+        at = Place(record.topic, record.partition, record.offset)
+        yield line_of(record, (known or {}).get(at))
 
 
 def _of_key(action: str, topic: str, key: str | None, where: str | None) -> dict[str, Any]:

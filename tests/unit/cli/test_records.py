@@ -201,6 +201,30 @@ def test_exports_are_lines_of_json(kafka, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "offsets"),
+    [
+        (("parked", "export"), [5, 8]),
+        (("key", "export", "--topic", TOPIC, "--key", "k0"), [8]),
+        (("record", "export", f"{TOPIC}:0:5"), [5]),
+    ],
+)
+def test_an_export_takes_the_options_of_its_family(kafka, capsys, words, offsets):
+    """--json is one list, --dry-run the places alone, --reason a line with the count."""
+    at = ("--group", GROUP, "--bootstrap-servers", kafka.bootstrap)
+    code, out, err = called(capsys, *words, *at, "--json", *BECAUSE)
+    count = "1 record" if len(offsets) == 1 else f"{len(offsets)} records"
+    assert (code, err) == (0, f"weft: {count}: {BECAUSE[1]}\n")
+    assert [(row["offset"], row["value"]) for row in json.loads(out)] == [
+        (offset, f"v{offset}") for offset in offsets
+    ]
+    code, out, err = called(capsys, *words, *at, "--dry-run")
+    assert (code, err) == (0, "")
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"topic": TOPIC, "partition": 0, "offset": offset} for offset in offsets
+    ]
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("record", "skip", "orders:1", *BECAUSE), "write TOPIC:PARTITION:OFFSET"),
