@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from weft.cli import cluster
+from weft.cli.control import Reason
 from weft.cli.dlq_box import opened, parse_where
 from weft.cli.parked import OfReach
 from weft.cli.records import each, places_of
@@ -17,9 +19,16 @@ from weft.errors import ConfigError
 REDO_MAX = 100
 
 
+@dataclass(frozen=True)
+class RedoReach(OfReach):
+    """Like OfReach; the reason may be left out."""
+
+    reason: Reason = "none given"
+
+
 @cluster.spread
 def redo(
-    reach: OfReach,
+    reach: RedoReach,
     records: Annotated[
         list[str] | None,
         typer.Argument(metavar="TOPIC:PARTITION:OFFSET…", help="The records."),

@@ -34,6 +34,14 @@ def test_records_go_in_pieces(members, capsys, count):
     assert {order.action for order in one.orders} == {"redo"}
 
 
+def test_a_reason_may_be_left_out(members, capsys):
+    """The contract requires one of the commands that hold, skip or retry, not of a redo."""
+    (one,) = members(Owner("m1", 0))
+    assert called(capsys, "redo", "a:0:1")[0] == 0
+    (order,) = one.orders
+    assert order.reason == "none given"
+
+
 def test_records_of_letters(kafka, members, capsys):
     """Those of the group that the condition means; letters of others are counted."""
     (one,) = members(Billing("m1", 0, 1))
