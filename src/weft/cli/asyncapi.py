@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -48,6 +48,7 @@ _LETTER_HEADERS = ("topic", "partition", "offset", "group", "delivery.count", "m
 
 def asyncapi(
     target: Target,
+    as_json: Annotated[bool, typer.Option("--json", help="On one line.")] = False,
 ) -> None:
     """Print what an app reads and writes as an AsyncAPI 3.0 document (JSON).
 
@@ -59,7 +60,7 @@ def asyncapi(
     app = load_app(target)
     module = sys.modules[target.partition(":")[0]]
     version = str(getattr(module, "__version__", "0.0.0"))
-    typer.echo(json.dumps(document(app, version), indent=2))
+    typer.echo(json.dumps(document(app, version), indent=None if as_json else 2))
 
 
 def document(app: App, version: str) -> dict[str, Any]:

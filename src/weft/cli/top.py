@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -24,6 +25,9 @@ def top(
     ] = 2.0,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the state once as JSON, as weft status --json.")
+    ] = False,
 ) -> None:
     """Watch runs live: handlers, partitions, blocked lanes, failures. `?` lists the keys.
 
@@ -31,12 +35,15 @@ def top(
 
     Example: weft top --url http://127.0.0.1:8080
     """
+    properties = cluster.properties_of(x, config)
+    ask = Asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
+    if as_json:
+        typer.echo(json.dumps(ask()))
+        return
     try:
         from weft.cli.top_screen import Top
     except ImportError as error:
         raise ConfigError(f"weft top needs {error.name}: pip install 'weft[top]'") from None
-    properties = cluster.properties_of(x, config)
-    ask = Asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
     ask()  # fail before taking the screen if no run answers or the token is wrong
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("weft top needs a terminal: use weft status or weft status --json")

@@ -172,3 +172,6 @@ def test_the_command_prints_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert command(["asyncapi", "shop_of_api:app"]) == 0
     assert json.loads(capsys.readouterr().out)["info"]["version"] == "4.5"
+    assert command(["asyncapi", "shop_of_api:app", "--json"]) == 0
+    line = capsys.readouterr().out
+    assert (line.count("\n"), json.loads(line)["info"]["version"]) == (1, "4.5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 
@@ -190,6 +191,13 @@ def test_a_pipe_is_refused(shot, monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "weft: weft top needs a terminal: use weft status or weft status --json\n"
     )
+
+
+def test_json_needs_no_terminal(shot, monkeypatch, capsys):
+    """The state of the runs once, as `weft status --json` prints it."""
+    monkeypatch.setattr(Asking, "__call__", lambda self: [shot])
+    assert main.run(["top", "--url", "http://127.0.0.1:1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps([shot]))
 
 
 def test_ten_thousand_partitions_are_paged_through(shot):
