@@ -8,7 +8,7 @@ changed since is omitted or reported in its new state.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
 
@@ -123,39 +123,33 @@ def waiting(
 ) -> dict[str, list[dict[str, Any]]]:
     """The parked and the held records, those that have waited longest first."""
     kinds = {"parked": lambda work: work.state == states.PARKED, "on_hold": is_held}
-    return {
-        place: [_listed(*one, place, account.at, epoch_s) for one in _longest(parts, place, is_it)]
-        for place, is_it in kinds.items()
-    }
-
-
-def _longest(
-    parts: Sequence[Part], place: str, is_it: Callable[[Work], bool]
-) -> list[tuple[Part, Work]]:
-    """Skips partitions that have none."""
-    found = (
-        (since_of(work) or 0.0, part.topic, part.number, work.record.offset, part, work)
-        for part in parts
-        if part.places[place]
-        for work in part.works
-        if work is not None and is_it(work)
-    )
-    return [(one[-2], one[-1]) for one in nsmallest(LISTED_MAX, found, key=lambda one: one[:4])]
-
-
-def _listed(part: Part, work: Work, place: str, at: float, epoch_s: float) -> dict[str, Any]:
-    """A row like a blocker's, without the long fields and those that only blockers need."""
-    row = record_row(work, part.handler.spec, at, epoch_s)
-    del row["story"], row["timeout_s"]
-    return {
-        "topic": part.topic,
-        "partition": part.number,
-        "offset": work.record.offset,
-        "handler": part.handler.name,
-        "place": place,
-        "waiting_behind": waiting_behind(work) + (_shelved(part, work) if part.shelved else 0),
-        **row,
-    }
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for place, is_it in kinds.items():
+        found = (
+            (since_of(work) or 0.0, part.topic, part.number, work.record.offset, part, work)
+            for part in parts
+            if part.places[place]
+            for work in part.works
+            if work is not None and is_it(work)
+        )
+        listed[place] = rows = []
+        for *_, part, work in nsmallest(LISTED_MAX, found, key=lambda one: one[:4]):
+            # Like a blocker's, without the long fields and those that only blockers need
+            row = record_row(work, part.handler.spec, account.at, epoch_s)
+            del row["story"], row["timeout_s"]
+            behind = waiting_behind(work) + (_shelved(part, work) if part.shelved else 0)
+            rows.append(
+                {
+                    "topic": part.topic,
+                    "partition": part.number,
+                    "offset": work.record.offset,
+                    "handler": part.handler.name,
+                    "place": place,
+                    "waiting_behind": behind,
+                    **row,
+                }
+            )
+    return listed
 
 
 def since_of(work: Work) -> float | None:

@@ -67,15 +67,8 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
         subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for path in properties
     ]
-    for tool, output in zip(tools, _outputs(tools), strict=True):
-        if tool.returncode != 0:
-            raise BrokerError(f"Kafka could not format its storage: {last_line(output.decode())}")
-
-
-def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
-    """The output of each process; none outlives this call, which has a time limit."""
     try:
-        return [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
+        outputs = [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
     except subprocess.TimeoutExpired:
         what = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
         raise BrokerError(f"{what}: is this machine overloaded?") from None
@@ -83,6 +76,9 @@ def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
         for tool in tools:
             with tool:  # closes its pipe, and reaps it
                 tool.kill()
+    for tool, output in zip(tools, outputs, strict=True):
+        if tool.returncode != 0:
+            raise BrokerError(f"Kafka could not format its storage: {last_line(output.decode())}")
 
 
 def last_line(text: str) -> str:

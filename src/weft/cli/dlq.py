@@ -33,7 +33,6 @@ from weft.dlq.replay import Box, group_of
 from weft.errors import ConfigError
 from weft.observe.asking import question
 from weft.types import Record
-from weft.where import Condition
 
 VALUE_CHARS_MAX = 200
 MINUTE_CHARS = len("2026-03-01T10:00")
@@ -192,7 +191,14 @@ def stats(
     if listen is not None:
         if by != "type" or as_json:
             raise ConfigError("--listen counts by type and prints nothing: leave --by, --json out")
-        _serve(topic, kafka, condition, group or group_of(topic, None), listen)
+        from weft.observe.lag_server import MEASURED_EVERY_S, LettersBoard, serve
+
+        check_topic(topic)
+        reader = group or group_of(topic, None)
+        with cluster.answering(), closing(Box(connected(kafka, reader), topic)) as box:
+            not_back = NotBack(box, reader, condition)
+            board = LettersBoard(not_back.measure, topic, MEASURED_EVERY_S)
+            serve(board, listen, lambda place: typer.echo(f"weft: {place}", err=True))
         return
     with opened(topic, kafka, group) as box:
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
@@ -211,18 +217,6 @@ def stats(
     Console().print(table)
     left = sum(row["not_back"] for row in rows)
     typer.echo(f"{counted(len(found), 'letter')} in {topic}, {left:,} not brought back")
-
-
-def _serve(
-    topic: str, kafka: cluster.Cluster, where: Condition | None, group: str, listen: str
-) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    from weft.observe.lag_server import MEASURED_EVERY_S, LettersBoard, serve
-
-    check_topic(topic)
-    with cluster.answering(), closing(Box(connected(kafka, group), topic)) as box:
-        board = LettersBoard(NotBack(box, group, where).measure, topic, MEASURED_EVERY_S)
-        serve(board, listen, lambda place: typer.echo(f"weft: {place}", err=True))
 
 
 def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]:

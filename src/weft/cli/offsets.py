@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, plan_move
+from weft.numeric import runs
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -265,9 +265,6 @@ def _as_json(found: OffsetMap) -> dict[str, Any]:
 
 def _runs(offsets: Sequence[int]) -> str:
     """Offsets as ranges, such as 3-5, 9; ranges beyond _RUNS_SHOWN are only counted."""
-    runs = []
-    for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
-        members = [offset for _, offset in run]
-        runs.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    more = len(runs) - _RUNS_SHOWN
-    return ", ".join(runs[:_RUNS_SHOWN]) + (f" and {more} more runs" if more > 0 else "")
+    found = runs(offsets)
+    more = len(found) - _RUNS_SHOWN
+    return ", ".join(found[:_RUNS_SHOWN]) + (f" and {more} more runs" if more > 0 else "")

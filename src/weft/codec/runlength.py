@@ -67,17 +67,13 @@ def pack(lengths: Sequence[int], width: int) -> bytes:
     try:  # short runs, the usual case if there are many: the last byte of each, three times faster
         low = bytes(lengths)
     except ValueError:
-        return _pack_long(lengths, width)
+        packed = array(_TYPECODES[width], lengths)
+        if sys.byteorder == "little":
+            packed.byteswap()
+        return packed.tobytes()
     body = bytearray(len(low) * width)
     body[width - 1 :: width] = low
     return bytes(body)
-
-
-def _pack_long(lengths: Sequence[int], width: int) -> bytes:
-    packed = array(_TYPECODES[width], lengths)
-    if sys.byteorder == "little":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def read(frontier: int, body: bytes, width: int) -> tuple[int, tuple[int, ...]]:

@@ -35,13 +35,6 @@ class _Reader(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def _reader() -> _Reader:
-    if sys.version_info >= (3, 14):
-        window_log = WINDOW_BYTES_MAX.bit_length() - 1
-        return ZstdDecompressor(options={DecompressionParameter.window_log_max: window_log})
-    return ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
-
-
 def compress(data: bytes) -> bytes:
     """One frame, byte for byte the same as from Java's streaming writer."""
     # Creating a context takes 20 times as long as compressing 100 bytes, so one is kept. It is
@@ -64,7 +57,12 @@ def decompress(frame: bytes, bytes_max: int) -> tuple[bytes, bytes]:
 
     Never more than `bytes_max` (and 1 MiB) are in memory, whatever size the frame claims.
     """
-    reader = _reader()
+    reader: _Reader
+    if sys.version_info >= (3, 14):
+        window_log = WINDOW_BYTES_MAX.bit_length() - 1
+        reader = ZstdDecompressor(options={DecompressionParameter.window_log_max: window_log})
+    else:
+        reader = ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
     content = bytearray()
     try:
         for begin in range(0, len(frame), _STEP_BYTES):

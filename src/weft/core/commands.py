@@ -124,10 +124,12 @@ class Commands:
             return _row(partition, command, "unchanged", "the hold is over already")
         if not command.dry:
             partition.set_hold(key, by)
-        waiting = self._first_waiting(partition, key)
-        if waiting is None:
+        waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
+        if not waiting:
             return _row(partition, command, "held", "nothing of it waits now")
-        return self._hold(partition, command, waiting, by)
+        # The record that the hold concerns now: not one that the lane has passed
+        first = next((work for work in waiting if not _left_lane(work)), waiting[0])
+        return self._hold(partition, command, first, by)
 
     def _release_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         """End its hold, and let its first record proceed: a parked, failed or held one."""
@@ -170,12 +172,6 @@ class Commands:
             for work in every:
                 lanes.setdefault(key_of(work.record), []).append(work)
         return (work for work in lanes.get(key, ()) if work.state != states.DONE)
-
-    def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
-        """The record that a hold of the lane concerns now: not one that the lane has passed."""
-        waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
-        inside = (work for work in waiting if not _left_lane(work))
-        return next(inside, waiting[0] if waiting else None)
 
     # -- one record ------------------------------------------------------------------------------
 

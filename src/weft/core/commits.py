@@ -273,7 +273,13 @@ class Commits:
             partition = answer.partition
             commit = partition.commit
             if commit.sequence != answer.sequence or commit.state == states.IDLE:
-                self._late(answer)
+                # It timed out, or its epoch has ended. librdkafka resends a refused commit by
+                # itself (its handler of OffsetCommit), so it may have arrived after later ones and
+                # restored an older frontier: the current one is sent again.
+                self._state.count("late_commit_answers")
+                current = self._state.partitions.get(partition.where)
+                if current is not None and answer.verdict == "stored":
+                    current.commit.repeat = True
                 continue
             if answer.verdict == "stored":
                 stored.append(self._stored(partition))
@@ -281,17 +287,6 @@ class Commits:
                 self._refused(partition, answer)
         if stored:
             self._state.emit(fx.CommitsStored(stored))
-
-    def _late(self, answer: Answer) -> None:
-        """The answer to a commit that timed out, or of an ended epoch.
-
-        librdkafka resends a refused commit by itself (its handler of OffsetCommit), so it may have
-        arrived after later ones and restored an older frontier: the current one is sent again.
-        """
-        self._state.count("late_commit_answers")
-        partition = self._state.partitions.get(answer.partition.where)
-        if partition is not None and answer.verdict == "stored":
-            partition.commit.repeat = True
 
     def _stored(self, partition: Partition) -> Committed:
         now = self._state.now

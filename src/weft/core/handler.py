@@ -383,7 +383,9 @@ class Slots:
         if self.timeout_s is None:
             return
         due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)
-        for call in map(_call_of, works):
+        for work in works:
+            # The key of its deadline: the call that it shares with others, or itself
+            call = work if work.call is None else work.call
             timed, overdue = self.deadlines.pop(call, None), self.overdue.pop(call, None)
             if timed is not None or overdue is not None:  # otherwise it has ended
                 self.deadlines[call] = due
@@ -399,8 +401,3 @@ class Slots:
         if self.timeout_s is None or len(self.overdue) < max(self.concurrency, self.taken):
             return False
         return now - max(self.overdue.values()) >= 10 * self.timeout_s
-
-
-def _call_of(work: Work) -> Work | Call:
-    """The key of its deadline: the call that it shares with others, or itself."""
-    return work if work.call is None else work.call

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import ConfigError, FatalError
-from weft.kafka import clib, ports
+from weft.kafka import clib
 from weft.kafka import properties as librdkafka
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.failures import passes, raised_code
@@ -185,7 +185,16 @@ class GroupOffsets:
             found = self.committed(partitions)
         stored = [one for one in found if one.offset is not None and not one.error]
         spans = self.spans([(one.topic, one.partition) for one in stored])
-        return [_progress(one, spans[one.topic, one.partition]) for one in stored]
+        rows = []
+        for one in stored:
+            span, frontier, unreadable = spans[one.topic, one.partition], one.offset or 0, None
+            try:
+                known = decode(frontier, one.metadata, log_end=span.end)
+            except UnreadableMap as reason:
+                unreadable = str(reason)
+                known = OffsetMap("unreadable", frontier, frontier - 1, ())
+            rows.append(Progress(one.topic, one.partition, known, span, unreadable))
+        return rows
 
     def committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
         """The committed offsets, and the broker's errors of refused partitions; KafkaException.
@@ -215,15 +224,3 @@ class GroupOffsets:
                 f"the broker refused the commit (code {answers[0].error}): "
                 f"did a member of group {self.group} start meanwhile?"
             )
-
-
-def _progress(stored: ports.CommittedOffset, span: Span) -> Progress:
-    """A commit with its map decoded, as far as possible."""
-    frontier = stored.offset or 0
-    unreadable = None
-    try:
-        found = decode(frontier, stored.metadata, log_end=span.end)
-    except UnreadableMap as reason:
-        unreadable = str(reason)
-        found = OffsetMap("unreadable", frontier, frontier - 1, ())
-    return Progress(stored.topic, stored.partition, found, span, unreadable)

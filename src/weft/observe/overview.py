@@ -183,15 +183,13 @@ def failures(shots: Iterable[Row]) -> list[dict[str, Any]]:
     for shot in shots:
         for row in shot.get("failures", ()):
             kind = (row["handler"], row["type"])
-            into = merged.get(kind)
-            merged[kind] = dict(row) if into is None else _together(into, row)
+            one = dict(row)
+            if (other := merged.get(kind)) is not None:
+                later = max(other, row, key=lambda row: row["last_at"])
+                counts = {name: other[name] + row[name] for name in _FAILURE_COUNTS}
+                one = {**later, **counts, "first_at": min(other["first_at"], row["first_at"])}
+            merged[kind] = one
     return sorted(merged.values(), key=lambda row: -row["last_at"])[:FAILURES_MAX]
-
-
-def _together(one: Row, other: Row) -> dict[str, Any]:
-    later = max(one, other, key=lambda row: row["last_at"])
-    counts = {name: one[name] + other[name] for name in _FAILURE_COUNTS}
-    return {**later, **counts, "first_at": min(one["first_at"], other["first_at"])}
 
 
 def most_left(row: Row) -> tuple[bool, int]:

@@ -393,6 +393,19 @@ def silence_s(at: float, now: float) -> float:
     return round(age_s, 1) if age_s > SILENT_S else 0.0
 
 
+def send(producer: ProducerPort, message: OutMessage, failed: Callable[[str], None]) -> None:
+    """Queue it; `failed` gets the reason if it is not queued, or not stored."""
+
+    def answered(delivery: Delivery) -> None:
+        if delivery.error is not None:
+            failed(delivery.error.line)
+
+    try:
+        producer.send(message, answered)
+    except BufferError as error:
+        failed(str(error))
+
+
 class Reporter:
     """Writes one member's reports until it is closed."""
 
@@ -428,14 +441,7 @@ class Reporter:
                     self._send(OutMessage(self._topic, packed(shot), self._key))
 
     def _send(self, message: OutMessage) -> None:
-        try:
-            self._producer.send(message, self._answered)
-        except BufferError as error:
-            self._failed(str(error))
-
-    def _answered(self, delivery: Delivery) -> None:
-        if delivery.error is not None:
-            self._failed(delivery.error.line)
+        send(self._producer, message, self._failed)
 
     def close(self) -> None:
         """The member leaves: its report is deleted."""

@@ -59,7 +59,11 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
         if found and found[0].rank <= MAP:
             after = "a consequence of the first line, or temporary"
             found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
-        return found or [_healthy(shot)]
+        if not found:
+            left = shown(total(shot.get("partitions", ()), "remaining"))
+            text = f"Nothing is stuck: state {shot['state']}, {left} records remaining."
+            found = [Sentence(text, "", "healthy", rank=WELL)]
+        return found
     rows = [
         row
         for row in shot.get("partitions", ())
@@ -72,9 +76,8 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
         if topic in here or not here:
             text = f"{text}."
         else:
-            shown = ", ".join(here[:TOPICS_MAX])
             more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
-            text = f"{text}; it has {shown}{more}."
+            text = f"{text}; it has {', '.join(here[:TOPICS_MAX])}{more}."
         return [Sentence(text, "", "elsewhere")]
     numbers = {None, *(row["partition"] for row in rows)}
     handlers = {None, *(row["handler"] for row in rows)}
@@ -335,9 +338,3 @@ def _same(row: Row, part: Row) -> bool:
 
 def _member_of(row: Row, member: str) -> str:
     return str(row.get("member", member))
-
-
-def _healthy(shot: Row) -> Sentence:
-    left = total(shot.get("partitions", ()), "remaining")
-    text = f"Nothing is stuck: state {shot['state']}, {shown(left)} records remaining."
-    return Sentence(text, "", "healthy", rank=WELL)

@@ -87,12 +87,11 @@ def lines_of(frames: Sequence[FrameType]) -> list[str]:
     while at < len(frames) and frames[at].f_code.co_filename.startswith(_WEFT):
         at += 1
     inner = max(at + 1, len(frames) - LINES_MAX + 1)
-    return [_line(frame) for frame in [*frames[at : at + 1], *frames[inner:]]]
-
-
-def _line(frame: FrameType) -> str:
-    code, number = frame.f_code, frame.f_lineno or 0
-    path = "/".join(Path(code.co_filename).parts[-2:])
-    source = linecache.getline(code.co_filename, number, frame.f_globals).strip()
-    text = f"{path}:{number} {code.co_name}" + (f": {source}" if source else "")
-    return shown_text(text, LINE_CHARS_MAX)
+    lines = []
+    for frame in [*frames[at : at + 1], *frames[inner:]]:
+        code, number = frame.f_code, frame.f_lineno or 0
+        path = "/".join(Path(code.co_filename).parts[-2:])
+        source = linecache.getline(code.co_filename, number, frame.f_globals).strip()
+        text = f"{path}:{number} {code.co_name}" + (f": {source}" if source else "")
+        lines.append(shown_text(text, LINE_CHARS_MAX))
+    return lines

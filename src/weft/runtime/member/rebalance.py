@@ -20,6 +20,7 @@ from weft.core.epochs import Found, OffsetLost, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Problem
+from weft.numeric import runs
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer, Lease
 from weft.runtime.member.group_membership import GroupMembership
@@ -344,19 +345,8 @@ def names(partitions: Sequence[TopicPartition]) -> str:
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
-    shown = (f"{topic}[{_runs(sorted(held))}]" for topic, held in sorted(topics.items()))
+    shown = (f"{topic}[{','.join(runs(sorted(held)))}]" for topic, held in sorted(topics.items()))
     return " ".join(shown) or "none"
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers as runs: `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 class Rejoining:

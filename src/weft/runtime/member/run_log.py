@@ -306,28 +306,29 @@ class Troubles:
     def rows(self) -> list[dict[str, Any]]:
         """JSON-able rows, the latest failure first. Thread-safe."""
         kinds = sorted(self._kinds.items(), key=lambda one: one[1].last_at, reverse=True)
-        return [_row(handler, error, kind) for (handler, error), kind in kinds]
-
-
-def _row(handler: str, error: str, kind: Kind) -> dict[str, Any]:
-    counts, last = kind.counts, kind.error or ErrorInfo("", "")
-    topic, partition, offset, key = kind.work or ("", 0, 0, None)
-    return {
-        "handler": handler,
-        "type": shown_text(error, 100),
-        "attempts": counts["failed"],
-        "parked": counts["parked"],
-        "dead_lettered": counts["dead_lettered"],
-        "skipped": counts["skipped"],
-        "first_at": round(kind.first_at, 3),
-        "last_at": round(kind.last_at, 3),
-        "example": {
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "key": shown_key(key),
-            "attempt": kind.attempt,
-            "message": shown_text(last.message),
-            "traceback": "\n".join(shown_text(line) for line in last.traceback.splitlines()),
-        },
-    }
+        rows = []
+        for (handler, error), kind in kinds:
+            counts, last = kind.counts, kind.error or ErrorInfo("", "")
+            topic, partition, offset, key = kind.work or ("", 0, 0, None)
+            lines = last.traceback.splitlines()
+            row = {
+                "handler": handler,
+                "type": shown_text(error, 100),
+                "attempts": counts["failed"],
+                "parked": counts["parked"],
+                "dead_lettered": counts["dead_lettered"],
+                "skipped": counts["skipped"],
+                "first_at": round(kind.first_at, 3),
+                "last_at": round(kind.last_at, 3),
+                "example": {
+                    "topic": topic,
+                    "partition": partition,
+                    "offset": offset,
+                    "key": shown_key(key),
+                    "attempt": kind.attempt,
+                    "message": shown_text(last.message),
+                    "traceback": "\n".join(shown_text(line) for line in lines),
+                },
+            }
+            rows.append(row)
+        return rows

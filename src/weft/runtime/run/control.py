@@ -173,7 +173,12 @@ class Control:
         if order.action == "stop" and not order.dry_run:
             self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
             return "done", f"stopping, mode {order.mode}", None, ()
-        meant = [row for row in rows if self._is_meant(order, handler, row)]
+        name = None if handler is None else self._names[handler]
+        meant = [
+            row
+            for row in rows
+            if order.topic in (None, row["topic"]) and name in (None, row.get("handler", name))
+        ]
         buffered = sum(row["buffered"] for row in meant)
         here = f"{len(meant):,} of its partitions, {buffered:,} records here"
         if order.action == "resume":
@@ -261,10 +266,6 @@ class Control:
                         f"concurrency={wanted:g}: handler {name} {why}: give {most} or less"
                     )
         return number
-
-    def _is_meant(self, order: Order, handler: int | None, row: Mapping[str, Any]) -> bool:
-        name = None if handler is None else self._names[handler]
-        return order.topic in (None, row["topic"]) and name in (None, row.get("handler", name))
 
     def _check_sent(self) -> None:
         if not self._send():

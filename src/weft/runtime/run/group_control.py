@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.errors import ConfigError
-from weft.kafka.ports import Delivery, OutMessage, Word
+from weft.kafka.ports import OutMessage, Word
 from weft.observe.group_orders import (
     BEAT,
     BEAT_S,
@@ -35,6 +35,7 @@ from weft.observe.group_orders import (
     unpacked,
 )
 from weft.observe.orders import Answer, Order
+from weft.observe.reports import send
 from weft.runtime.logs import event
 from weft.sparse import Sparse
 
@@ -206,14 +207,7 @@ class GroupControl:
             )  # fmt: skip
 
     def _send(self, key: bytes, value: bytes | None) -> None:
-        try:
-            self._producer.send(OutMessage(self._topic, value, key), self._answered)
-        except BufferError as error:
-            self._failed(str(error))
-
-    def _answered(self, delivery: Delivery) -> None:
-        if delivery.error is not None:
-            self._failed(delivery.error.line)
+        send(self._producer, OutMessage(self._topic, value, key), self._failed)
 
     def _failed(self, reason: str) -> None:
         self._reason = reason

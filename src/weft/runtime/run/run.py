@@ -108,10 +108,6 @@ class Run:
     def _connect(self) -> Connection:
         return connection_of(self._options, self._handlers, self.instance_id)
 
-    @property
-    def _transactional(self) -> bool:
-        return any(handler.delivery == "exactly_once" for handler in self._handlers)
-
     def _make_transactor(self, membership: GroupMembership) -> Transactor:
         identity, self._release_id = transactional_id(
             self._options.group, self._connection.instance_id()
@@ -207,7 +203,9 @@ class Run:
             make_reader=partial(self._connection.log_reader, as_consumer=True),
             make_producer=self._connection.producer,
             make_executors=self._make_executors,
-            make_transactor=self._make_transactor if self._transactional else None,
+            make_transactor=self._make_transactor
+            if any(handler.delivery == "exactly_once" for handler in self._handlers)
+            else None,
             drain_timeout_s=options.drain_timeout_s,
             revoke_timeout_s=min(
                 options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3
