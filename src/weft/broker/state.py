@@ -95,13 +95,13 @@ def server_properties(
         **config,
     }
     settings |= _identity(node, nodes, log_dir)
-    return "".join(f"{key}={_text(value)}\n" for key, value in settings.items())
-
-
-def _text(value: object) -> str:
-    """Escape a value for a properties file, where a backslash is an escape character."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+    lines = []
+    for key, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        # In a properties file a backslash is an escape character
+        text = text.replace("\\", "\\\\").replace("\n", "\\n")
+        lines.append(f"{key}={text}\n")
+    return "".join(lines)
 
 
 def _identity(node: Node, nodes: Sequence[Node], log_dir: Path) -> dict[str, object]:

@@ -142,7 +142,12 @@ class _Document:
                 self.operations[where] = self._operation("send", where, letters, kind, letter)
         if handler.output is not None:
             name = f"{handler.name}.output"
-            message = self._message(_returned(handler.function), handler.key)
+            # The one type of value that the handler's annotation names, if there is one
+            returned = members_of(hints_of(handler.function).get("return"))
+            kinds = [one for one in returned if one not in (type(None), Produce)]
+            value: Any = kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else None
+            plain: dict[Any, str] = {bytes: "bytes", str: "str", dict: "json"}
+            message = self._message(plain.get(value, value), handler.key)
             self.operations[name] = self._operation("send", name, handler.output, name, message)
 
     def _operation(
@@ -204,13 +209,3 @@ class _Document:
 def _id(topic: str) -> str:
     """A topic or pattern as a key that a reference can name."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", topic)
-
-
-def _returned(function: Any) -> Any:
-    """The one type of value that the handler's annotation names; None if there is no such type."""
-    returned = members_of(hints_of(function).get("return"))
-    kinds = [one for one in returned if one not in (type(None), Produce)]
-    if len(kinds) != 1 or not isinstance(kinds[0], type):
-        return None
-    plain: dict[Any, str] = {bytes: "bytes", str: "str", dict: "json"}
-    return plain.get(kinds[0], kinds[0])

@@ -222,7 +222,11 @@ def stats(
 def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]:
     groups: dict[str, list[Letter]] = {}
     for one in letters:
-        groups.setdefault(_group(one, by), []).append(one)
+        if by in ("day", "hour"):
+            name: object = _time(one.time_ms)[: 10 if by == "day" else 13]
+        else:
+            name = one.field("error.type" if by == "type" else by)
+        groups.setdefault("?" if name is None else str(name), []).append(one)
     counts = Counter({name: len(some) for name, some in groups.items()})
     return [
         {
@@ -235,13 +239,6 @@ def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]
         }
         for name, count in counts.most_common()
     ]
-
-
-def _group(one: Letter, by: By) -> str:
-    if by in ("day", "hour"):
-        return _time(one.time_ms)[: 10 if by == "day" else 13]
-    found = one.field("error.type" if by == "type" else by)
-    return "?" if found is None else str(found)
 
 
 def _values(box: Box, letters: Sequence[Letter]) -> dict[Place, Record[Any]]:

@@ -16,7 +16,7 @@ from weft.cli import cluster
 from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
-from weft.kafka.group_offsets import GroupOffsets, Move, plan_move
+from weft.kafka.group_offsets import GroupOffsets, Move, chosen, plan_move
 from weft.numeric import runs
 
 app = typer.Typer(no_args_is_help=True)
@@ -153,7 +153,8 @@ def set_(
     if offset is not None and partition is None:
         raise ConfigError("--offset applies to one partition: give --partition too")
     with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
-        where = _partitions_of(offsets, topic, partition)
+        count = sum(one[0] == topic for one in offsets.partitions())
+        where = chosen(topic, partition, count, offsets.bootstrap)
         # ConfigError unless the group exists and has no members, as members would undo the change
         members = offsets.members()
         if members is None:
@@ -177,20 +178,6 @@ def set_(
         if yes:
             offsets.store(moves)
     _print_moves(moves, yes, as_json)
-
-
-def _partitions_of(
-    offsets: GroupOffsets, topic: str, partition: int | None
-) -> list[tuple[str, int]]:
-    """The selected partitions; ConfigError if there are none."""
-    there = [one for one in offsets.partitions() if one[0] == topic]
-    if not there:
-        raise ConfigError(f"topic {topic} does not exist at {offsets.bootstrap}")
-    if partition is None:
-        return there
-    if (topic, partition) not in there:
-        raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {len(there) - 1}")
-    return [(topic, partition)]
 
 
 def _no_group(offsets: GroupOffsets) -> ConfigError:

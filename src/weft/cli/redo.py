@@ -12,7 +12,6 @@ from weft.cli.control import Reason
 from weft.cli.dlq_box import opened, parse_where
 from weft.cli.parked import OfReach
 from weft.cli.records import each, places_of
-from weft.dlq.letters import Place
 from weft.errors import ConfigError
 
 #: most records of one command: its answer waits for their calls
@@ -56,16 +55,12 @@ def redo(
         raise ConfigError("redo takes TOPIC:PARTITION:OFFSET… or --dlq TOPIC")
     if where is not None and dlq is None:
         raise ConfigError("--where selects letters: give --dlq TOPIC")
-    places = places_of(records or ()) if dlq is None else _of_letters(dlq, where, reach)
-    return each("redo", places, reach, REDO_MAX)
-
-
-def _of_letters(topic: str, where: str | None, reach: OfReach) -> list[Place]:
-    """The places of the records behind the group's letters."""
+    if dlq is None:
+        return each("redo", places_of(records or ()), reach, REDO_MAX)
     condition = None if where is None else parse_where(where)
-    with opened(topic, reach.cluster, None) as box:
+    with opened(dlq, reach.cluster, None) as box:
         meant = [one for one in box.letters if condition is None or condition.matches(one.field)]
-    found = [one.source for one in meant if one.group == reach.group and one.source is not None]
-    if others := len(meant) - len(found):
+    places = [one.source for one in meant if one.group == reach.group and one.source is not None]
+    if others := len(meant) - len(places):
         typer.echo(f"weft: {others:,} letters left out: not of group {reach.group}", err=True)
-    return found
+    return each("redo", places, reach, REDO_MAX)

@@ -179,8 +179,10 @@ def _why_shown(answers: Answers) -> Stack:
         if known:
             fresh = [one for one in fresh if one["about"] != "elsewhere"]
         if fresh or (not known and not _sentences(answer)) or "error" in answer:
-            kept.append((name, {**answer, "sentences": fresh}))
-    answers = sorted(kept, key=lambda one: _rank(one[1]))
+            rank = min((one.get("rank", WELL) for one in fresh), default=WELL)
+            rank = MEMBER if "error" in answer else rank
+            kept.append((rank, name, {**answer, "sentences": fresh}))
+    answers = [(name, answer) for _, name, answer in sorted(kept, key=lambda one: one[0])]
     about = {one["about"] for _, answer in answers for one in _sentences(answer)}
     several = several and about != {"elsewhere"}
     for name, answer in answers:
@@ -208,13 +210,6 @@ def _why_shown(answers: Answers) -> Stack:
         if not answer.get("sentences") and "error" not in answer:
             lines.append(Text("This run holds no such record: it is done, or in another member."))
     return Stack(*lines)
-
-
-def _rank(answer: Row) -> int:
-    """The worst rank in an answer; sorts the answers."""
-    if "error" in answer:
-        return MEMBER
-    return min((one.get("rank", WELL) for one in _sentences(answer)), default=WELL)
 
 
 #: durations differ by the moment of each answer

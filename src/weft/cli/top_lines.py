@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weft.account.snapshot import total
@@ -64,7 +64,11 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
     parts: dict[str, list[Row]] = {}
     for row in view["partitions"]:
         parts.setdefault(row["handler"], []).append(row)
-    for handler in sorted(view["handlers"], key=lambda row: _worst(parts, row["name"])):
+    # Handlers with the worst partitions come first
+    worst = {name: min(severity(row) for row in rows) for name, rows in parts.items()}
+    handlers = sorted(view["handlers"], key=lambda row: row["name"])
+    handlers.sort(key=lambda row: worst.get(row["name"], NOT_BAD))
+    for handler in handlers:
         key, own = f"h {handler['name']}", parts.get(handler["name"], [])
         ages = [part["oldest_age_s"] for part in own if part["oldest_age_s"] is not None]
         sum_of = held(own)
@@ -86,11 +90,6 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
             if row["handler"] == handler["name"]:
                 found += _partition(view, row, wanted)
     return found, listed["of"]
-
-
-def _worst(parts: Mapping[str, Sequence[Row]], name: str) -> tuple[int, str]:
-    """Handlers with the worst partitions come first."""
-    return min((severity(row) for row in parts.get(name, ())), default=NOT_BAD), name
 
 
 def _partition(view: Row, row: Row, wanted: Wanted) -> list[Line]:

@@ -6,7 +6,7 @@ version 2 has 32-bit runs, both signed.
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress, pairwise
 from operator import sub
 
@@ -90,14 +90,11 @@ def read(frontier: int, body: bytes, width: int) -> tuple[int, tuple[int, ...]]:
         raise UnreadableMap(f"the runs span {length} offsets, over {RANGE_MAX}")
     if count > NOT_DONE_MAX:
         raise UnreadableMap(f"the runs name {count} offsets as not done, over {NOT_DONE_MAX}")
-    return length, tuple(_not_done(frontier, lengths))
-
-
-def _not_done(frontier: int, lengths: Sequence[int]) -> Iterator[int]:
-    """The offsets in the not-done runs."""
     begin, waiting = frontier, True
+    not_done: list[int] = []
     for run in lengths:
-        if waiting and run:
-            yield from range(begin, begin + run)
+        if waiting:
+            not_done += range(begin, begin + run)
         begin += run
         waiting = not waiting
+    return length, tuple(not_done)

@@ -19,7 +19,7 @@ from weft.dlq.plan import Guard, Plan, Progress, Rules, make_plan
 from weft.errors import ConfigError, FatalError, Reject
 from weft.kafka.connect import Connection
 from weft.kafka.log_reader import fetch_stored
-from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from weft.kafka.ports import Delivery, OutMessage, ToCommit
 from weft.types import Record, Sent, TopicPartition
 from weft.where import Fields
 
@@ -418,8 +418,13 @@ class Replay:
                 membership.close()
             if end.outcome == "committed":
                 return end.deliveries
-            refused = _refused(self._transactions, part, end)
-            if refused or end.outcome in ("fenced", "unknown") or attempt == ATTEMPTS:
+            for (letter, _, message), delivery in zip(part, end.deliveries, strict=False):
+                if delivery and delivery.error and self._transactions.is_refusal(delivery):
+                    raise FatalError(
+                        f"the broker refuses letter {letter.at} in {message.topic}: "
+                        f"{delivery.error.message}; leave it out with --where"
+                    )
+            if end.outcome in ("fenced", "unknown") or attempt == ATTEMPTS:
                 what = {
                     "fenced": "another replay of this topic has started, or rights are missing",
                     "unknown": "the brokers are away: it is not known whether the last letters "
@@ -427,7 +432,7 @@ class Replay:
                 }.get(end.outcome, "nothing of the last transaction went")
                 why = f"{what} ({end.reason or end.outcome}); start it again, it continues where "
                 why += "it was"
-                raise FatalError(refused or why)
+                raise FatalError(why)
             time.sleep(0.1 * 2**attempt)
         raise AssertionError  # the last attempt has raised or returned
 
@@ -435,17 +440,6 @@ class Replay:
         where = [(one.topic, one.partition) for one in offsets]
         held = self.box.reader.committed(where, ANSWER_S)
         return [held[one] for one in where]
-
-
-def _refused(transactions: Any, part: Sequence[_Made], end: TransactionEnd) -> str:
-    """The letter that the broker will never accept, and the reason."""
-    for (letter, _, message), delivery in zip(part, end.deliveries, strict=False):
-        if delivery is not None and delivery.error and transactions.is_refusal(delivery):
-            return (
-                f"the broker refuses letter {letter.at} in {message.topic}: "
-                f"{delivery.error.message}; leave it out with --where"
-            )
-    return ""
 
 
 def _count(outcome: Outcome, reason: str, count: int = 1) -> None:

@@ -44,6 +44,11 @@ EARLIEST = ("earliest", "smallest", "beginning")
 LATEST = ("latest", "largest", "end")
 
 
+def reset_to(policy: str, start: int, end: int) -> int | None:
+    """Where auto.offset.reset points to in this log; None: nowhere."""
+    return start if policy in EARLIEST else end if policy in LATEST else None
+
+
 class _Asking:
     """A consumer's queries to the brokers over its own connections. Thread-safe."""
 
@@ -72,18 +77,15 @@ class _Asking:
             logs = clib_offsets.bounds_soon(self._consumer, where, specs, left_s)
         if partitions and not logs:
             raise KafkaUnavailable("no partition has a leader that answers")
-        return {
-            place: self._found(one, logs[place])
-            for place, one in zip(where, held, strict=True)
-            if place in logs
-        }
-
-    def _found(self, held: ports.CommittedOffset, log: clib_offsets.Bounds) -> Found:
-        # The high watermark is the log's end, also for a read_committed reader: offsets past an
-        # open transaction are no lost log.
-        latest = log.end if log.stable_end < 0 else log.stable_end
-        reset = {**dict.fromkeys(EARLIEST, log.start), **dict.fromkeys(LATEST, latest)}
-        return Found(held.offset, held.metadata, log.start, log.end, reset.get(self._reset))
+        found = {}
+        for place, one in zip(where, held, strict=True):
+            if (log := logs.get(place)) is not None:
+                # The high watermark is the log's end, also for a read_committed reader: offsets
+                # past an open transaction are no lost log.
+                stable = log.end if log.stable_end < 0 else log.stable_end
+                reset = reset_to(self._reset, log.start, stable)
+                found[place] = Found(one.offset, one.metadata, log.start, log.end, reset)
+        return found
 
     def stable_ends(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float

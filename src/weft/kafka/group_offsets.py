@@ -116,6 +116,19 @@ def _answered() -> Iterator[None]:
         raise FatalError(str(error)) from None
 
 
+def chosen(
+    topic: str, partition: int | None, count: int, described: str
+) -> list[TopicAndPartition]:
+    """All partitions of a topic that has `count`, or this one; ConfigError if there is none."""
+    if not count:
+        raise ConfigError(f"topic {topic} does not exist at {described}")
+    if partition is None:
+        return [(topic, number) for number in range(count)]
+    if not 0 <= partition < count:
+        raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {count - 1}")
+    return [(topic, partition)]
+
+
 class GroupOffsets:
     """The committed offsets of one group; close it, or use it as a context manager."""
 

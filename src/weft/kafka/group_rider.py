@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from weft.codec import NONE, Remembered, Rider, UnreadableMap, decode
 from weft.errors import ConfigError
 from weft.kafka.connect import Connection
+from weft.kafka.group_offsets import chosen
 from weft.kafka.log_reader import Place, fetch_stored
 from weft.types import Record, TopicPartition
 
@@ -112,15 +113,11 @@ class GroupRider:
     def _partitions(self, topic: str | None, partition: int | None) -> list[TopicPartition]:
         names = self._admin.matching(("^",), ANSWER_S) if topic is None else [topic]
         facts = self._admin.describe(names, ANSWER_S)
-        if topic is not None and topic not in facts:
-            raise ConfigError(f"topic {topic} does not exist at {self._described}")
+        if topic is not None:
+            count = facts[topic].partitions if topic in facts else 0
+            return chosen(topic, partition, count, self._described)
         counts = {name: facts[name].partitions for name in sorted(facts)}
-        if topic is None or partition is None:
-            return [(name, number) for name, count in counts.items() for number in range(count)]
-        if partition >= counts[topic]:
-            last = counts[topic] - 1
-            raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {last}")
-        return [(topic, partition)]
+        return [(name, number) for name, count in counts.items() for number in range(count)]
 
 
 def _part(where: TopicPartition, frontier: int, text: str, log_end: int | None) -> Part:

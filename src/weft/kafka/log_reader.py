@@ -164,7 +164,19 @@ def fetch(
     reader: LogReader, places: AbstractSet[Place], gap_max: int = GAP_MAX
 ) -> Iterator[Record[Any]]:
     """The records at these places that still exist; `gap_max`: see `GAP_MAX`."""
-    for ranges in _stretches(places, gap_max):
+    # The ranges to read: one per partition and round, split at wide gaps
+    rounds: list[dict[Where, tuple[int, int]]] = []
+    for where, group in groupby(sorted(places), key=lambda one: one[:2]):
+        number, last = -1, -gap_max - 2
+        for _, _, offset in group:
+            if offset - last > gap_max:
+                number += 1
+                if number == len(rounds):
+                    rounds.append({})
+                rounds[number][where] = (offset, offset + 1)
+            last = offset
+            rounds[number][where] = (rounds[number][where][0], last + 1)
+    for ranges in rounds:
         for records in reader.read(ranges):
             yield from (one for one in records if (one.topic, one.partition, one.offset) in places)
 
@@ -177,21 +189,3 @@ def fetch_stored(
     if topics:
         ends = admin.ends(topics, committed=True, timeout_s=timeout_s)
         yield from fetch(reader, {one for one in places if one[2] < ends.get(one[:2], 0)})
-
-
-def _stretches(
-    places: AbstractSet[Place], gap_max: int
-) -> Iterator[Mapping[Where, tuple[int, int]]]:
-    """The ranges to read: one per partition and round, split at wide gaps."""
-    rounds: list[dict[Where, tuple[int, int]]] = []
-    for where, group in groupby(sorted(places), key=lambda one: one[:2]):
-        number, last = -1, -gap_max - 2
-        for _, _, offset in group:
-            if offset - last > gap_max:
-                number += 1
-                if number == len(rounds):
-                    rounds.append({})
-                rounds[number][where] = (offset, offset + 1)
-            last = offset
-            rounds[number][where] = (rounds[number][where][0], last + 1)
-    yield from rounds

@@ -64,7 +64,16 @@ class Schema:
         if message is not None and not hasattr(message, "DESCRIPTOR"):
             raise ConfigError("weft.Schema: message= takes a class that protoc generated")
         self._conf, self._message = {**CONF, **given, "url": self.url}, message
-        self._made: _Reader | None = _checked(self._conf, message)
+        try:  # raises if something is missing or conf is invalid; it does not connect
+            self._made: _Reader | None = _Reader(self._conf, message)
+        except ImportError as error:
+            text = f"weft.Schema needs {error.name}: pip install 'weft[schema]'"
+            raise ConfigError(text) from None
+        except Exception as error:
+            line = _line(error)
+            if any(isinstance(held, str) and held in line for held in self._conf.values()):
+                line = type(error).__name__  # a value in the message may be a secret
+            raise ConfigError(f"weft.Schema: conf: {line}") from None
 
     def __call__(self, data: bytes) -> Any:
         """The decoded value: for Avro and JSON mostly a dict, for Protobuf the message."""
@@ -168,19 +177,6 @@ class _Reader:
                 line = f"{getattr(one, 'json_path', '$')} fails {getattr(one, 'validator', '')!r}"
             one = one.__cause__ or one.__context__
         return ValueError(f"it does not fit schema {schema_id}: {line}")
-
-
-def _checked(conf: dict[str, Any], message: type | None) -> _Reader:
-    """A reader if everything is installed and conf is valid; it does not connect."""
-    try:
-        return _Reader(conf, message)
-    except ImportError as error:
-        raise ConfigError(f"weft.Schema needs {error.name}: pip install 'weft[schema]'") from None
-    except Exception as error:
-        line = _line(error)
-        if any(isinstance(held, str) and held in line for held in conf.values()):
-            line = type(error).__name__  # a value in the message may be a secret
-        raise ConfigError(f"weft.Schema: conf: {line}") from None
 
 
 def _line(error: BaseException) -> str:

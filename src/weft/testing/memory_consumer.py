@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from weft.core.epochs import Found
-from weft.kafka.consumer import EARLIEST, LATEST
+from weft.kafka.consumer import reset_to
 from weft.kafka.ports import (
     POLL_RECORDS_MAX,
     CommitAnswer,
@@ -321,9 +321,7 @@ class MemoryConsumer:
         log = self._kafka.broker.logs[where]
         held = self._kafka.broker.committed(self.group, where)
         latest = log.stable_end() if self._reads_committed else log.end
-        reset = {**dict.fromkeys(EARLIEST, log.start), **dict.fromkeys(LATEST, latest)}.get(
-            self._reset
-        )
+        reset = reset_to(self._reset, log.start, latest)
         if held is None:
             return Found(None, "", log.start, log.end, reset)
         return Found(held.offset, held.metadata, log.start, log.end, reset)
