@@ -27,8 +27,16 @@ def snapshot(
     parts = account.parts()
     bad = blockers(account, parts) if worst else []
     rows = [partition_row(part, account.at, epoch_s) for part in parts]
-    calls = _calls_of(parts) if worst else None
-    stops = halts(account, parts, epoch_s, calls=calls)
+    # The records of the granted calls, started or not, by handler
+    calls: dict[str, list[Work]] = {}
+    for part in parts if worst else ():
+        if part.places["running"] or part.places["not_begun"]:
+            calls.setdefault(part.handler.name, []).extend(
+                work
+                for work in (*part.works, *part.marked)
+                if work is not None and work.state == states.RUNNING
+            )
+    stops = halts(account, parts, epoch_s, calls=calls if worst else None)
     if unread:
         stops = [one for one in stops if one["cause"] != "unassigned"]
         stops += [unread_halt(one, account.at) for one in unread]
@@ -295,19 +303,6 @@ def _spent(
         **due,
         **({} if one.since is None else {"for_s": round(max(0.0, at - one.since), 3)}),
     }
-
-
-def _calls_of(parts: Sequence[Part]) -> dict[str, list[Work]]:
-    """The records of the granted calls, started or not, by handler."""
-    found: dict[str, list[Work]] = {}
-    for part in parts:
-        if part.places["running"] or part.places["not_begun"]:
-            found.setdefault(part.handler.name, []).extend(
-                work
-                for work in (*part.works, *part.marked)
-                if work is not None and work.state == states.RUNNING
-            )
-    return found
 
 
 def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float) -> dict[str, Any]:

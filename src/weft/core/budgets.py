@@ -195,8 +195,12 @@ class SharedBudget:
         tenants = self._tenants
         tenant = tenants.get(value)
         if tenant is None:
-            if len(tenants) >= VALUES_MAX:
-                self._forget()
+            if len(tenants) >= VALUES_MAX and self._forgot_at != self._clock:
+                # Drop values that do not wait and have used no more than others
+                self._forgot_at = self._clock
+                for other, known in list(tenants.items()):
+                    if not known.lines and known.used <= self._clock:
+                        del tenants[other]
             value = value if len(tenants) < VALUES_MAX else REST
             tenant = tenants.get(value)
             if tenant is None:
@@ -204,15 +208,6 @@ class SharedBudget:
         if not tenant.lines:
             tenant.used = max(tenant.used, self._clock)
         return tenant
-
-    def _forget(self) -> None:
-        """Drop values that do not wait and have used no more than others."""
-        clock = self._clock
-        if self._forgot_at != clock:
-            self._forgot_at = clock
-            for value, tenant in list(self._tenants.items()):
-                if not tenant.lines and tenant.used <= clock:
-                    del self._tenants[value]
 
     def queued(self) -> set[Work]:
         """All records in its queues, for the view."""

@@ -99,24 +99,19 @@ class Commands:
             what = "its handler is not ordered by key: name records, or give --where"
             return _row(partition, command, "refused", what)
         if command.action == "skip":
-            return self._skip_of_lane(partition, command, target.key)
+            first = next(self._of_lane(partition, target.key), None)
+            if first is None:
+                return _row(partition, command, "not here", "it has no record here")
+            if command.dry:
+                return self._skip(partition, command, first)
+            # Name the record that would be skipped: sent again, the command would skip another one
+            what = "name one record of it: the next owner would skip another one"
+            return _row(partition, command, "refused", what, first.record.offset)
         if command.action == "hold":
             return self._hold_lane(partition, command, target.key)
         return self._release_lane(partition, command, target.key)
 
     # -- a lane ----------------------------------------------------------------------------------
-
-    def _skip_of_lane(
-        self, partition: Partition, command: Command, key: LaneKey
-    ) -> fx.Obeyed | None:
-        """Name the record that would be skipped: sent again, the command would skip another one."""
-        first = next(self._of_lane(partition, key), None)
-        if first is None:
-            return _row(partition, command, "not here", "it has no record here")
-        if command.dry:
-            return self._skip(partition, command, first)
-        what = "name one record of it: the next owner would skip another one"
-        return _row(partition, command, "refused", what, first.record.offset)
 
     def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         by = self._held_by(command)

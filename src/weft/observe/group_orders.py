@@ -8,7 +8,6 @@ can write anything, so whatever is not exactly right is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -138,7 +137,13 @@ def answer_of(value: bytes) -> Answer:
     """A member's answer; raises ConfigError if it is invalid."""
     try:
         given = json.loads(value)
-        rows = [_row(one) for one in given["rows"][:RECORDS_MAX]]
+        rows = []
+        for one in given["rows"][:RECORDS_MAX]:
+            for name, most in (("partition", 2**31 - 1), ("offset", OFFSET_MAX)):
+                if one[name] is not None and not is_whole(one[name], -1, most):
+                    raise ValueError
+            texts = {name: shown_text(str(one[name])) for name in ("topic", "outcome", "detail")}
+            rows.append({**texts, "partition": one["partition"], "offset": one["offset"]})
         member, outcome, detail = given["member"], given["outcome"], given["detail"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError("it is no answer") from None
@@ -147,12 +152,3 @@ def answer_of(value: bytes) -> Answer:
     if outcome not in OUTCOMES or not (isinstance(member, str) and isinstance(detail, str)):
         raise ConfigError("it is no answer")
     return Answer(shown_text(member), outcome, shown_text(detail, 2_000), until, rows)
-
-
-def _row(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One record of an answer."""
-    for name, most in (("partition", 2**31 - 1), ("offset", OFFSET_MAX)):
-        if given[name] is not None and not is_whole(given[name], -1, most):
-            raise ValueError
-    texts = {name: shown_text(str(given[name])) for name in ("topic", "outcome", "detail")}
-    return {**texts, "partition": given["partition"], "offset": given["offset"]}

@@ -203,21 +203,22 @@ def checked_reason(given: object) -> str:
 def _settings(given: object) -> dict[str, float | None]:
     if not isinstance(given, Mapping):
         _refuse('settings is a JSON object, such as {"concurrency": 50}')
-    return {str(name): _setting(str(name), value) for name, value in given.items()}
-
-
-def _setting(name: str, value: object) -> float | None:
-    if name not in SETTINGS:
-        _refuse(f"{name:.60} cannot be set: one of {', '.join(SETTINGS)}")
-    if value is None or value == DECLARED:
-        return None
-    if name == "concurrency":
-        if not is_whole(value, 1):
-            _refuse(f"concurrency={value!r:.40}: give a whole number from 1, or {DECLARED}")
-        return value
-    if not is_positive(value):
-        _refuse(f"{name}={value!r:.40}: give a number above 0, or {DECLARED}")
-    return float(value)
+    settings: dict[str, float | None] = {}
+    for key, value in given.items():
+        name = str(key)
+        if name not in SETTINGS:
+            _refuse(f"{name:.60} cannot be set: one of {', '.join(SETTINGS)}")
+        if value is None or value == DECLARED:
+            settings[name] = None
+        elif name == "concurrency":
+            if not is_whole(value, 1):
+                _refuse(f"concurrency={value!r:.40}: give a whole number from 1, or {DECLARED}")
+            settings[name] = value
+        else:
+            if not is_positive(value):
+                _refuse(f"{name}={value!r:.40}: give a number above 0, or {DECLARED}")
+            settings[name] = float(value)
+    return settings
 
 
 def settings_of(words: list[str]) -> dict[str, float | None]:

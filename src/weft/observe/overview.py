@@ -90,24 +90,23 @@ def _rate(shot: Row) -> float:
 def member_row(shot: Row) -> dict[str, Any]:
     """One member with its sums; None for a silent one, as others may own its partitions now."""
     about = {name: _app(shot, name) for name in ("member", "host", "pid", "started_at", "version")}
+    sums: dict[str, float | None] = dict.fromkeys(SUMS)
+    if not shot.get("silent_s"):
+        rows = shot["partitions"]
+        left = None if not rows and is_away(shot) else total(rows, "remaining")
+        found = (len(rows), left, total(rows, "in_flight"), round(_rate(shot), 1))
+        sums = dict(zip(SUMS, found, strict=True))
     return {
         **about,
         "state": shot["state"],
         "silent_s": shot.get("silent_s"),
         "at": shot["at"],
-        **(dict.fromkeys(SUMS) if shot.get("silent_s") else _sums(shot)),
+        **sums,
     }
 
 
 #: sums of a member
 SUMS = ("partitions", "remaining", "in_flight", "rate_per_s")
-
-
-def _sums(shot: Row) -> dict[str, float | None]:
-    rows = shot["partitions"]
-    left = None if not rows and is_away(shot) else total(rows, "remaining")
-    running = total(rows, "in_flight")
-    return dict(zip(SUMS, (len(rows), left, running, round(_rate(shot), 1)), strict=True))
 
 
 def partitions(shots: Sequence[Row]) -> list[dict[str, Any]]:

@@ -56,7 +56,12 @@ REPLACED = frozenset(OURS + name for name in _FIELDS.split())
 def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMessage:
     """The letter of a record: the original, with headers named as in KIP-1191."""
     record: Record = work.record
-    theirs, replays = _before(record.headers) if record.headers else ((), 0)
+    theirs: Headers = tuple(one for one in record.headers if one[0] not in REPLACED)
+    replays = 0
+    if len(theirs) < len(record.headers):  # how often an earlier letter has been replayed
+        count = dict(record.headers).get(REPLAYS) or b""
+        known = int(count) if count.isdigit() and len(count) < 10 else 0
+        replays = min(known + 1, REPLAYS_MAX)
     policy = work.given_up_by
     if isinstance(policy, DeadLetter) and (policy.transform or not policy.copy_value):
         record, theirs = _shown(policy, record._replace(headers=theirs))
@@ -118,16 +123,6 @@ def _sendable(made: object) -> Record[Any]:
         if not (part is None or isinstance(part, bytes)):
             raise TypeError(f"its {what} is of type {type(part).__name__}, not bytes")
     return made._replace(headers=tuple(given))
-
-
-def _before(headers: Headers) -> tuple[Headers, int]:
-    """The headers without those of an earlier letter, and how often it has been replayed."""
-    theirs = tuple(one for one in headers if one[0] not in REPLACED)
-    if len(theirs) == len(headers):
-        return headers, 0
-    count = dict(headers).get(REPLAYS) or b""
-    known = int(count) if count.isdigit() and len(count) < 10 else 0
-    return theirs, min(known + 1, REPLAYS_MAX)
 
 
 def smaller(letter: OutMessage) -> tuple[OutMessage, str] | None:

@@ -326,10 +326,17 @@ def _held_place(digest: str) -> tuple[str, Callable[[], None]]:
         raise
     try:
         installation = _installation(folder)
-        slot, held = _free_slot(folder, digest)
-        return f"{installation}-{slot}", partial(os.close, held)
+        for slot in range(SLOTS_MAX):
+            held = _open(folder, f"{digest}-{slot}.lock")
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(held)
+            else:
+                return f"{installation}-{slot}", partial(os.close, held)
     finally:
         os.close(folder)
+    raise RuntimeError(f"more than {SLOTS_MAX} members of one group with one lock folder")
 
 
 def _check_own(opened: int, path: object) -> None:
@@ -346,18 +353,6 @@ def _open(folder: int, name: str) -> int:
         os.close(opened)
         raise
     return opened
-
-
-def _free_slot(folder: int, digest: str) -> tuple[int, int]:
-    for slot in range(SLOTS_MAX):
-        held = _open(folder, f"{digest}-{slot}.lock")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(held)
-        else:
-            return slot, held
-    raise RuntimeError(f"more than {SLOTS_MAX} members of one group with one lock folder")
 
 
 def _installation(folder: int) -> str:

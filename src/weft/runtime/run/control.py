@@ -193,13 +193,24 @@ class Control:
         if order.dry_run:
             words = [f"{order.action} {what(order)}", settings, here]
             return self._would(order, handler, ": ".join(filter(None, words)), until)
-        return self._in_force(order, until, settings or here)
+        # A pause or a setting; it replaces an earlier one of the same.
+        alike = [one for one in self._force if _same(one.order, order)]
+        if len(self._force) >= IN_FORCE_MAX and not alike:
+            raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
+        self._force = [one for one in self._force if one not in alike]
+        self._force.append(_Force(order, until))
+        self._check_sent()
+        verb = "set" if order.action == "set" else "paused"
+        return "done", f"{verb} {what(order)} until {clock(until)}: {settings or here}", until, ()
 
     def _resumed(
         self, order: Order, handler: int | None, halts: Sequence[Mapping[str, Any]], here: str
     ) -> _Done:
         """End pauses, and the outages of handlers whose records wait for a probe."""
-        waiting = _waiting(order, halts)
+        waiting: list[str] = []
+        if order.topic is None:
+            waits = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
+            waiting = sorted(waits if order.handler is None else waits & {order.handler})
         paused = [one for one in self._force if one.order.action == "pause"]
         whole = order.topic is None and order.handler is None
         target = (order.topic, order.handler)
@@ -217,17 +228,6 @@ class Control:
             member.door.call(lambda engine, at: engine.end_outages(at, numbers))
         more = f"; still paused: {left}" if left else ""
         return "done", f"resumed {what(order)}: {here}{more}", None, ()
-
-    def _in_force(self, order: Order, until: float, here: str) -> _Done:
-        """A pause or a setting; it replaces an earlier one of the same."""
-        alike = [one for one in self._force if _same(one.order, order)]
-        if len(self._force) >= IN_FORCE_MAX and not alike:
-            raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
-        self._force = [one for one in self._force if one not in alike]
-        self._force.append(_Force(order, until))
-        self._check_sent()
-        verb = "set" if order.action == "set" else "paused"
-        return "done", f"{verb} {what(order)} until {clock(until)}: {here}", until, ()
 
     def _would(self, order: Order, handler: int | None, words: str, until: float | None) -> _Done:
         """The answer of a dry run: with the first affected records."""
@@ -314,14 +314,6 @@ def _same(one: Order, other: Order) -> bool:
     """The later one replaces the earlier one."""
     mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
     return mine == its
-
-
-def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The command's handlers whose records wait for a probe."""
-    if order.topic is not None:
-        return []
-    waits = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
-    return sorted(waits if order.handler is None else waits & {order.handler})
 
 
 assert set(SETTINGS) == set(Tuning._fields)  # every setting exists in the core

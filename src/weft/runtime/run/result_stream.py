@@ -242,26 +242,26 @@ class Results:
     def put(self, finished: list[fx.Finished]) -> None:
         """Inside the door: pass the results to their readers."""
         streams = list(self._streams.values())
-        if streams:
-            results = [self._result(one) for one in finished]
-            for stream in streams:
-                stream.put(results)
-
-    def _result(self, one: fx.Finished) -> Result:
-        work = one.work
-        calls = self._plans[work.partition.handler.index].calls
-        call = None if calls is None else calls.pop(work, None)
-        now = time.time()
-        return Result(
-            one.record,
-            one.outcome,
-            work.attempts + (one.outcome == "done"),
-            one.error,
-            None if call is None else call.returned,
-            tuple(one.outputs or ()),
-            now if call is None else call.started_at,
-            now if call is None else call.finished_at,
-        )
+        if not streams:
+            return
+        results = []
+        for one in finished:
+            calls = self._plans[one.work.partition.handler.index].calls
+            call = None if calls is None else calls.pop(one.work, None)
+            now = time.time()
+            result = Result(
+                one.record,
+                one.outcome,
+                one.work.attempts + (one.outcome == "done"),
+                one.error,
+                None if call is None else call.returned,
+                tuple(one.outputs or ()),
+                now if call is None else call.started_at,
+                now if call is None else call.finished_at,
+            )
+            results.append(result)
+        for stream in streams:
+            stream.put(results)
 
     def end(self) -> None:
         """The run has ended: readers get the rest, and then the end."""

@@ -321,17 +321,13 @@ class Watching:
                 state, members = admin.group_state(self._group, GROUP_STATE_S)
         except Exception as error:
             return "unknown", 0, f"the brokers do not answer: {error}"
-        if is_stable(state) and members == 1 and self._topics_there(admin):
-            return state, members, STILL_JOINING
+        if is_stable(state) and members == 1 and admin is not None:
+            topics = self._member.config.topics
+            literal = [topic for topic in topics if not topic.startswith("^")]
+            patterns = [topic for topic in topics if topic.startswith("^")]
+            if admin.describe(literal, GROUP_ANSWER_S) or admin.matching(patterns, GROUP_ANSWER_S):
+                return state, members, STILL_JOINING
         return state, members, why_unassigned(state, members)
-
-    def _topics_there(self, admin: AdminPort | None) -> bool:
-        topics = self._member.config.topics
-        literal = [topic for topic in topics if not topic.startswith("^")]
-        patterns = [topic for topic in topics if topic.startswith("^")]
-        return admin is not None and bool(
-            admin.describe(literal, GROUP_ANSWER_S) or admin.matching(patterns, GROUP_ANSWER_S)
-        )
 
     # -- records -----------------------------------------------------------------------------------
 
