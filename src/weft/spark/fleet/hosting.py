@@ -454,26 +454,23 @@ class Host:
             self._borrowing.again()
             if self._table is not None:
                 self._table.again()
-            self._catch_up(message)
+            # Apply orders that were given while there was no connection.
+            paused: set[str | None] = set(message["paused"])
+            for topic in self._paused - paused:
+                self._pause(topic, on=False)
+            for topic in paused - self._paused:
+                self._pause(topic, on=True)
+            self._want_results(on=bool(message["results"]))
+            if message["stop"]:
+                self._stop(message["stop"], "stopped")
+            elif message["leave"]:  # another member has its place
+                self._leave("superseded")
 
     def _stop(self, mode: StopMode, why: str) -> None:
         self._stop_mode, self._why = mode, why
         if self._run is not None:
             self._run.stop(mode)
         self._woken.set()
-
-    def _catch_up(self, orders: Message) -> None:
-        """Apply orders that were given while there was no connection."""
-        paused: set[str | None] = set(orders["paused"])
-        for topic in self._paused - paused:
-            self._pause(topic, on=False)
-        for topic in paused - self._paused:
-            self._pause(topic, on=True)
-        self._want_results(on=bool(orders["results"]))
-        if orders["stop"]:
-            self._stop(orders["stop"], "stopped")
-        elif orders["leave"]:  # another member has its place
-            self._leave("superseded")
 
     def _leave(self, why: str) -> None:
         if self._run is not None:

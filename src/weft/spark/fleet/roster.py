@@ -214,20 +214,17 @@ class Roster:
                 slot.lives += 1
             self.died(slot, str(message["reason"]))
         elif kind == "bye":
-            self._bye(slot, message)
-
-    def _bye(self, slot: Slot, message: Message) -> None:
-        why = str(message["why"])
-        final = why in ("stopped", "told to", "refused", "failed")
-        with self.changed:
-            slot.leaving = True
-            slot.ended = slot.ended or final or self.orders.stop is not None
-            self.changed.notify_all()
-        event("info", "member left", member=slot.index, why=why)
-        if why in ("refused", "failed"):
-            code = 2 if why == "refused" else int(message.get("code", 1))
-            reason = f"member {slot.index}: {message.get('reason')}"
-            self._receivers.fatal(code, reason, message.get("error"))
+            why = str(message["why"])
+            final = why in ("stopped", "told to", "refused", "failed")
+            with self.changed:
+                slot.leaving = True
+                slot.ended = slot.ended or final or self.orders.stop is not None
+                self.changed.notify_all()
+            event("info", "member left", member=slot.index, why=why)
+            if why in ("refused", "failed"):
+                code = 2 if why == "refused" else int(message.get("code", 1))
+                reason = f"member {slot.index}: {message.get('reason')}"
+                self._receivers.fatal(code, reason, message.get("error"))
 
     def died(self, slot: Slot, story: str) -> None:
         """Report a death; one too many ends the run."""

@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,20 +139,19 @@ def _culprit(app: Hosted, error: Exception) -> str:
 def unpicklable_name(functions: Iterable[Any], app: Hosted | None) -> str | None:
     """The function and the global in it that cannot be pickled, as text; None if there is none."""
     for function in functions:
-        for name, value in _names_used(function):
+        code: types.CodeType | None = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        known, cells = function.__globals__, function.__closure__ or ()
+        used = chain(
+            ((name, known[name]) for name in code.co_names if name in known),
+            ((n, cell.cell_contents) for n, cell in zip(code.co_freevars, cells, strict=True)),
+        )
+        for name, value in used:
             if not isinstance(value, types.ModuleType) and value is not app and not _travels(value):
                 who = getattr(function, "__name__", type(function).__name__)
                 return f"{who} uses {name!r}, a {type(value).__name__}"
     return None
-
-
-def _names_used(function: Any) -> Iterator[tuple[str, Any]]:
-    code: types.CodeType | None = getattr(function, "__code__", None)
-    if code is None:
-        return
-    yield from ((n, function.__globals__[n]) for n in code.co_names if n in function.__globals__)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield name, cell.cell_contents
 
 
 def _travels(value: Any) -> bool:

@@ -87,13 +87,21 @@ def records_of(
     rows: pa.RecordBatch, topics: Iterable[str], partitions: Iterable[int]
 ) -> Iterator[Record]:
     """The records of these rows, each created when it is taken."""
+    timestamps: Iterable[int] = repeat(NO_TIMESTAMP_MS)
+    if "timestamp" in rows.schema.names:
+        microseconds = rows.column("timestamp").cast(pa.int64())
+        micros = pc.fill_null(microseconds, NO_TIMESTAMP_MS * 1000).to_numpy()
+        timestamps = (micros // 1000).tolist()
+    values = rows.column("value")
+    # Only for structs: with this argument Arrow takes forty times as long.
+    strict = {"maps_as_pydicts": "strict"} if pa.types.is_struct(values.type) else {}
     columns = zip(
         topics,
         partitions,
         rows.column("offset").to_numpy().tolist(),
-        _timestamps(rows),
+        timestamps,
         rows.column("key").to_pylist(),
-        _values(rows.column("value")),
+        values.to_pylist(**strict),
         _headers(rows),
         repeat(1),
         repeat(None),
@@ -121,26 +129,11 @@ def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np
         yield place, order[start:end]
 
 
-def _values(column: pa.Array) -> list[Any]:
-    if not pa.types.is_struct(column.type):
-        return column.to_pylist()  # type: ignore[no-any-return]  # Arrow has no types
-    # Only here: with this argument Arrow takes forty times as long.
-    return column.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]  # as it has none above
-
-
 def _lengths(column: pa.Array) -> Any:
     if pa.types.is_struct(column.type):  # a struct value: approximate
         return np.full(len(column), column.nbytes // max(1, len(column)))
     lengths = pc.binary_length(column)
     return (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy()
-
-
-def _timestamps(rows: pa.RecordBatch) -> Iterable[int]:
-    if "timestamp" not in rows.schema.names:
-        return repeat(NO_TIMESTAMP_MS)
-    microseconds = rows.column("timestamp").cast(pa.int64())
-    micros = pc.fill_null(microseconds, NO_TIMESTAMP_MS * 1000).to_numpy()
-    return list((micros // 1000).tolist())
 
 
 def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:

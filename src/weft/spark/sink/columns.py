@@ -88,7 +88,12 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Rows:
         partitions = column.to_pylist()
         if pc.min(column).as_py() < ANY_PARTITION:
             raise ConfigError("a row's partition is below 0: null lets the key decide")
-    headers = _headers(batch.column("headers")) if "headers" in names else None
+    headers = None
+    if "headers" in names and (given := batch.column("headers")).null_count < len(given):
+        headers = [
+            None if pairs is None else [(one["key"] or "", one["value"]) for one in pairs if one]
+            for pairs in given.to_pylist()
+        ]
     if topic is None and batch.column("topic").null_count:
         raise ConfigError(
             "a row's topic is null: filter such rows out, or give option topic for all of them"
@@ -101,12 +106,3 @@ def _bytes(column: pa.Array) -> list[bytes | None]:
     if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         column = column.cast(pa.binary())
     return list(column.to_pylist())
-
-
-def _headers(column: pa.Array) -> list[Any] | None:
-    if column.null_count == len(column):
-        return None
-    return [
-        None if pairs is None else [(pair["key"] or "", pair["value"]) for pair in pairs if pair]
-        for pairs in column.to_pylist()
-    ]

@@ -272,24 +272,23 @@ def served(
 
 def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
     """The members' settings, and the open table; raises ConfigError in one line."""
-    columns = None if sink.schema is None else columns_of(_fields(sink.schema, spark))
+    columns = None
+    if sink.schema is not None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        given = columns_of_model(sink.schema) if is_model(sink.schema) else sink.schema
+        try:
+            struct = spark.createDataFrame([], given).schema if isinstance(given, str) else given
+            fields = to_arrow_schema(struct, timezone="UTC")
+        except Exception as error:
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise ConfigError(
+                f"sink: schema={given!r:.80} cannot be read: {reason:.200}"
+            ) from error
+        columns = columns_of(fields)
     store = sink.opened(columns, group)
     if columns is None:
         columns = columns_of(
             pa.schema([field for field in store.columns if field.name not in PLACE.names])
         )
     return TablePlan(columns.serialize().to_pybytes(), sink.interval_s), store
-
-
-def _fields(schema: Any, spark: Any) -> pa.Schema:
-    """The user's columns as an Arrow schema."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    if is_model(schema):
-        schema = columns_of_model(schema)
-    try:
-        struct = spark.createDataFrame([], schema).schema if isinstance(schema, str) else schema
-        return to_arrow_schema(struct, timezone="UTC")
-    except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ConfigError(f"sink: schema={schema!r:.80} cannot be read: {reason:.200}") from error
