@@ -403,7 +403,7 @@ _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 def check_addresses(kafka: Mapping[str, Any], option: str = "kafka: ") -> None:
     """Refuse a configuration without brokers, and invalid addresses.
 
-    `option`: what stands before a property's name in an error.
+    `option`: what comes before a property's name in an error.
     """
     name = "metadata.broker.list" if "metadata.broker.list" in kafka else "bootstrap.servers"
     entries = [entry.strip() for entry in str(kafka.get(name, "")).split(",")]
