@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -60,14 +60,19 @@ class Cluster:
 
     def settings(self) -> ClientSettings:
         """Settings of the command's Kafka clients; raises ConfigError."""
-        return client_settings(
-            self.properties(),
-            {},
-            group="weft",  # never joined
-            buffer_records=10_000,
-            buffer_bytes=64 * 2**20,
-            delivery="at_least_once",
-        )
+        return settings_of(self.properties())
+
+
+def settings_of(properties: Mapping[str, str]) -> ClientSettings:
+    """Settings of clients with these properties; raises ConfigError."""
+    return client_settings(
+        properties,
+        {},
+        group="weft",  # never joined
+        buffer_records=10_000,
+        buffer_bytes=64 * 2**20,
+        delivery="at_least_once",
+    )
 
 
 def spread(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -74,6 +74,11 @@ class Reach:
     config: cluster.ConfigFile = None
     as_json: cluster.Json = False
 
+    def __post_init__(self) -> None:
+        """Note what has no effect."""
+        if self.control is None:
+            self._note_unused()
+
     @property
     def cluster(self) -> cluster.Cluster:
         """How to connect to Kafka."""
@@ -102,6 +107,19 @@ class Reach:
         from weft.cli.control_group import ByTopic  # the local commands load no client
 
         return ByTopic(self.control, self.group, self.cluster)
+
+    def _note_unused(self) -> None:
+        note_unused(self.cluster)
+
+
+def note_unused(kafka: cluster.Cluster) -> None:
+    """A line on stderr for options that have no effect without --control."""
+    if kafka != cluster.Cluster():
+        typer.echo(
+            "weft: without --control a command reaches runs on this machine, or at --url:"
+            " --bootstrap-servers, -X and --config have no effect",
+            err=True,
+        )
 
 
 @cluster.spread
@@ -204,6 +222,7 @@ def log(
 
         _print_log(ByTopic(control, group, kafka).log(), as_json=as_json)
         return
+    note_unused(kafka)
     found = Runs(url, token_file, group).known(several=True)
     if as_json:
         typer.echo(json.dumps([answer for _, _, answer in found]))

@@ -67,6 +67,9 @@ class OfReach(Reach):
 
     group: OfGroup = ""
 
+    def _note_unused(self) -> None:
+        """The commits are read there."""
+
 
 @app.callback()
 def _parked() -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.cluster import answering, settings_of
 from weft.errors import ConfigError, FatalError
 from weft.kafka.following import words_of
 from weft.kafka.ports import Word
@@ -81,6 +82,8 @@ class Where:
         if self.group is None:
             if self.servers is not None:
                 raise ConfigError("--bootstrap-servers requires --group: give both")
+            if self.properties:
+                raise ConfigError("-X and --config require --group: a run has its own properties")
             return runs_of(self.url, self.token_file)
         if self.servers is None or self.url is not None:
             raise ConfigError("--group requires --bootstrap-servers and excludes --url")
@@ -95,8 +98,11 @@ class Where:
     def _reported(self, group: str, servers: str) -> list[dict[str, Any]]:
         """The members' last reports; invalid ones are one line on stderr."""
         words: dict[bytes, Word] = {}
+        settings = settings_of({**self.properties, "bootstrap.servers": servers})
         now, mine = time.time(), wanted_of(group)
-        for key, value, at in words_of(servers, self.properties, self.reports):
+        with answering():
+            lines = words_of(settings, self.reports)
+        for key, value, at in lines:
             now = max(now, at)  # the broker's clock may be ahead
             if key is None or not mine(key):
                 continue

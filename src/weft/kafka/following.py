@@ -18,9 +18,11 @@ from confluent_kafka import (
 )
 
 from weft import guard
-from weft.errors import ConfigError, FatalError
+from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
+from weft.kafka.failures import Failures, passes
 from weft.kafka.ports import Word
+from weft.kafka.settings import ClientSettings
 
 ANSWER_S = 10.0
 AGAIN_S = 5.0
@@ -214,26 +216,34 @@ class LastWords:
         self._bytes -= 0 if gone is None else len(gone.value)
 
 
-def words_of(bootstrap: str, properties: Mapping[str, Any], topic: str) -> list[Line]:
+def words_of(settings: ClientSettings, topic: str) -> list[Line]:
     """Key, value and time of every record, in order within each partition.
 
-    Raises ConfigError if the topic does not exist, FatalError if no broker answers.
+    Raises ConfigError if the topic does not exist or a login is refused, KafkaUnavailable if the
+    brokers do not give all of it within `READ_S`.
     """
+    failures = Failures(settings)
     consumer = Consumer(
-        {
-            "log_level": 0,
-            **properties,
-            "bootstrap.servers": bootstrap,
-            "group.id": "weft-reader",  # never joined
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        }
+        with_client_log(
+            {
+                "log_level": 0,
+                **settings.admin,
+                "group.id": "weft-reader",  # never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",
+                "error_cb": failures.note,
+            }
+        )
     )
     try:
-        return _read(consumer, bootstrap, topic)
-    except KafkaException as error:
-        raise FatalError(f"topic {topic} cannot be read: {error.args[0].str()}") from None
+        return _read(consumer, settings.bootstrap, topic)
+    except (KafkaException, TimeoutError) as error:
+        for message in consumer.consume(MESSAGES_AT_A_TIME, 0):  # it may hold the reason
+            if (noted := message.error()) is not None:
+                failures.note(noted)
+        raise failures.explained(f"read topic {topic}", error) from None
     finally:
         consumer.close()
 
@@ -253,7 +263,9 @@ def _read(consumer: Consumer, bootstrap: str, topic: str) -> list[Line]:
     left = {number for number, end in ends.items() if end}
     words: list[Line] = []
     deadline = time.monotonic() + READ_S
-    while left and time.monotonic() < deadline:
+    while left:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(left)} of its partitions were not read within {READ_S:g} s")
         for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):
             error = message.error()
             number = message.partition() or 0
@@ -264,6 +276,8 @@ def _read(consumer: Consumer, bootstrap: str, topic: str) -> list[Line]:
                     left.discard(number)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
                 left.discard(number)
+            elif error.fatal() or not passes(error.code()):
+                raise KafkaException(error)
     return words
 
 

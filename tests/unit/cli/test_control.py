@@ -81,6 +81,15 @@ def test_every_member_of_the_group_obeys(members, capsys):
     assert order.claimed_by.endswith(f"@{socket.gethostname()}")
 
 
+def test_an_address_without_a_control_topic_is_noted(members, capsys):
+    """It reaches the runs on this machine; one line shows that the address has no effect."""
+    members(Member("m1"))
+    code, out, err = called(capsys, "resume", *BECAUSE, "--bootstrap-servers", "kafka-1:9092")
+    assert (code, out) == (0, "m1: done: as asked\n")
+    assert err.count("\n") == 1
+    assert "--bootstrap-servers, -X and --config have no effect" in err
+
+
 def test_a_member_that_is_not_reached_is_an_exit_1(members, capsys):
     """It runs on another machine."""
     members(Member("m1", "g", "m9"))

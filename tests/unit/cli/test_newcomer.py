@@ -86,6 +86,41 @@ def test_a_file_that_cannot_be_read(capsys, tmp_path):
     assert "Is a directory" in fails(capsys, "produce", "x", str(tmp_path))
 
 
+#: What a command is given, by the name of the parameter.
+GIVEN = {
+    "group": "g", "topic": "t", "names": "x", "reason": "r", "settings": "concurrency=2",
+    "records": "t:0:1", "record": "t:0:1", "letter": "t.dlq:0:1", "key": "k", "place": "t:0:1",
+    "control": "c", "offset": "1", "partition": "0",
+}  # fmt: skip
+OPTIONAL = {"group", "key", "place", "records", "control", "offset", "partition"}
+
+
+def call(words, address):
+    """A call of the command that connects to this address."""
+    line = list(words[1:])
+    for one in COMMANDS[words].params:
+        if one.name in GIVEN and (one.required or one.name in OPTIONAL):
+            name = max(one.opts, key=len)
+            line += [name] if name.startswith("-") else []
+            line.append(GIVEN[one.name])
+    return [*line, "--bootstrap-servers", address]
+
+
+CONNECTING = [
+    words
+    for words, command in COMMANDS.items()
+    if any("--bootstrap-servers" in one.opts for one in command.params)
+]
+
+
+@pytest.mark.parametrize("words", CONNECTING, ids=" ".join)
+def test_an_address_with_a_password_is_refused_and_not_shown(capsys, words):
+    """By each command that connects, before it does."""
+    said = fails(capsys, *call(words, "me:hunter2@127.0.0.1:1"))
+    assert "has a user or a password in an address" in said
+    assert "hunter2" not in said
+
+
 @pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
 def test_a_broker_that_does_not_answer_is_no_bad_input(capsys, monkeypatch, command):
     """Nobody at the address: one line that says so, exit 1."""

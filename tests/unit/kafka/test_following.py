@@ -14,8 +14,11 @@ from confluent_kafka import (
     KafkaError,
 )
 
+from weft.errors import ConfigError
 from weft.kafka import following
 from weft.kafka.following import LastWords
+from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.settings import client_settings
 
 
 class Message:
@@ -195,3 +198,55 @@ def test_in_a_whole_topic_a_writers_clock_does_not_count(whole):
     whole._take(Message(b"a", b"1", TIMESTAMP_CREATE_TIME, time.time()))
     assert whole.last() == {}
     assert "message.timestamp.type=LogAppendTime" in whole.failed[0]
+
+
+# -- read all at once ------------------------------------------------------------------------------
+
+
+class All:
+    """A consumer of a topic with two partitions, of which one gives a record and one this."""
+
+    def __init__(self, other):
+        self.given = [[Message(b"k", b"v")], [other] if other else []]
+
+    def __call__(self, config):
+        return self
+
+    def list_topics(self, topic, timeout):
+        return SimpleNamespace(
+            topics={topic: SimpleNamespace(error=None, partitions={0: None, 1: None})}
+        )
+
+    def get_watermark_offsets(self, partition, timeout_s):
+        return 0, 1
+
+    def assign(self, partitions):
+        assert len(partitions) == 2
+
+    def consume(self, count, timeout_s):
+        return self.given.pop(0) if self.given else []
+
+    def close(self):
+        """Nothing."""
+
+
+SETTINGS = client_settings(
+    {"bootstrap.servers": "k:1"}, {}, group="g", buffer_records=1, buffer_bytes=1,
+    delivery="at_least_once",
+)  # fmt: skip
+
+
+def test_a_topic_that_is_not_read_to_its_end_is_an_error(monkeypatch):
+    """What lacks would look as if its members had never reported."""
+    monkeypatch.setattr(following, "Consumer", All(None))
+    monkeypatch.setattr(following, "READ_S", 0.0)
+    with pytest.raises(KafkaUnavailable, match=r"Kafka at k:1: cannot read topic t: .* not read"):
+        following.words_of(SETTINGS, "t")
+
+
+def test_an_error_that_stays_is_the_reason_why_it_is_not_read(monkeypatch):
+    """Not what was read until then."""
+    denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    monkeypatch.setattr(following, "Consumer", All(Message(None, None, error=denied)))
+    with pytest.raises(ConfigError, match=r"Kafka at k:1: cannot read topic t: .*uthoriz"):
+        following.words_of(SETTINGS, "t")

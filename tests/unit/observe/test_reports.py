@@ -331,3 +331,5 @@ def test_options_that_do_not_go_together():
         Where(group="g", servers="x:1", url="http://x").runs()
     with pytest.raises(ConfigError, match="requires --group"):
         Where(servers="x:1").runs()
+    with pytest.raises(ConfigError, match="-X and --config require --group"):
+        Where(properties={"client.id": "x"}).runs()
