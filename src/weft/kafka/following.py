@@ -25,6 +25,8 @@ from weft.kafka.ports import Word
 from weft.kafka.settings import ClientSettings
 
 ANSWER_S = 10.0
+#: how long a close waits for a request that no broker answers; its thread then ends by itself
+CLOSE_S = 1.0
 AGAIN_S = 5.0
 MESSAGES_AT_A_TIME = 500
 #: older reports are of members that are long gone: they are not read
@@ -117,7 +119,7 @@ class LastWords:
     def close(self) -> None:
         """Stop reading."""
         self._over.set()
-        self._thread.join(ANSWER_S)
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         consumer = Consumer(with_client_log({"log_level": 2, **self._properties}))

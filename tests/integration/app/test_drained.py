@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from tests.support.waiting import wait_for
 
 import weft
+from weft.runtime.run import drain
 
 
 def counting(kafka, source, group=None, **options):
@@ -145,3 +146,54 @@ def test_latest_without_a_commit_starts_at_the_end_and_is_drained(kafka):
     app.consume(source)(lambda _: None)
     assert kafka.drain(app).done == 0
     assert kafka.committed(group, source) == 3
+
+
+def test_records_of_a_deleted_topic_are_not_waited_for(kafka, monkeypatch, caplog):
+    """What is left of it cannot be read, and what is done of it cannot be committed."""
+    monkeypatch.setattr(drain, "LOGS_EVERY_S", 0.1)
+    source, gate = kafka.topic(), threading.Event()
+    kafka.fill(source, [b"x"] * 3)
+    app = kafka.app()
+
+    @app.consume(source, ordering="partition")
+    def handler(record):
+        gate.wait(100)
+
+    run = kafka.start(app, until="drained")
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"])
+    kafka.delete(source)
+    wait_for(lambda: "records to drain no longer exist" in caplog.text)
+    gate.set()
+    report = run.wait(60)
+    assert (report.exit_code, report.reason) == (0, "drained")
+
+
+def test_a_stop_asks_the_brokers_nothing_more(kafka, monkeypatch):
+    """An answer that does not come would be waited for after the drain's time."""
+    looks, rounds = [], []
+    look, finished = drain.Drain.look, drain.Drain.finished
+    monkeypatch.setattr(
+        drain.Drain, "look", lambda *arguments: (looks.append(1), look(*arguments))[1]
+    )
+    monkeypatch.setattr(
+        drain.Drain, "finished", lambda *arguments: (rounds.append(1), finished(*arguments))[1]
+    )
+    source, gate = kafka.topic(), threading.Event()
+    kafka.fill(source, [b"x"] * 3)
+    app = kafka.app()
+
+    @app.consume(source)
+    def handler(record):
+        gate.wait(100)
+
+    run = kafka.start(app, until="drained")
+    wait_for(lambda: looks and app.snapshot()["handlers"]["handler"]["in_flight"])
+    run.stop()
+    wait_for(lambda: app.snapshot()["state"] != "running")
+    so_far = len(rounds)
+    wait_for(lambda: len(rounds) > so_far + 1)  # one may have begun before
+    asked, so_far = len(looks), len(rounds)
+    wait_for(lambda: len(rounds) > so_far + 1)
+    gate.set()
+    run.wait(60)
+    assert len(looks) == asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -198,6 +199,33 @@ def test_in_a_whole_topic_a_writers_clock_does_not_count(whole):
     whole._take(Message(b"a", b"1", TIMESTAMP_CREATE_TIME, time.time()))
     assert whole.last() == {}
     assert "message.timestamp.type=LogAppendTime" in whole.failed[0]
+
+
+def test_a_close_does_not_wait_for_a_look_up(monkeypatch):
+    """Without a broker it may last 10 s, and a stop of the member waits for the close."""
+    asked, answered = threading.Event(), threading.Event()
+
+    class Away(Reading):
+        def list_topics(self, topic, timeout):
+            asked.set()
+            answered.wait(60)
+            return super().list_topics(topic, timeout)
+
+        def close(self):
+            """Its thread ends."""
+
+    monkeypatch.setattr(
+        following, "Consumer", lambda _: Away(SimpleNamespace(_over=threading.Event()))
+    )
+    monkeypatch.setattr(following, "CLOSE_S", 0.01)
+    words = LastWords({}, "t", lambda _: True, lambda _: None)
+    try:
+        assert asked.wait(60)
+        words.close()
+        assert words._thread.is_alive()
+    finally:
+        answered.set()
+    words._thread.join(60)
 
 
 # -- read all at once ------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ OTHERS_EVERY_S = 1.0
 STANDSTILL_S = 60.0
 #: interval of queries for logs that do not reach their end any more; after so many such answers in
 #: a row it is believed: a new leader, or a broker's metadata, may be a moment behind
-LOGS_EVERY_S, SHORT_MAX = 5.0, 3
+LOGS_EVERY_S, SHORT_MAX = 10.0, 3
+#: time limit for such a query: the thread that sends it also watches the run
+LOGS_S = 3.0
 
 
 class Reachable:
@@ -44,7 +46,7 @@ class Reachable:
             return None
         try:
             topics = sorted({topic for topic, _ in left})
-            ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S)
+            ends = self._admin.ends(topics, committed=False, timeout_s=LOGS_S)
         except KafkaUnavailable as error:
             _log.debug("the ends of the logs cannot be read now: %s", error)
             return None

@@ -244,7 +244,8 @@ class Run:
             while not member.ended.wait(look_s):
                 idle = watching.quiet and self._drain is None
                 look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
-                if self._drain is not None:
+                stops = member.engine.stop_mode is not None
+                if self._drain is not None and not stops:  # a stop does not wait for answers
                     self._drain.look(member.partitions)
                 with contextlib.suppress(InternalError):  # then the member's thread ends the run
                     member.look_at_topic_ids()
