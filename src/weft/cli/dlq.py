@@ -146,24 +146,20 @@ def show(
     for number, (one, row) in enumerate(zip(newest, rows, strict=True)):
         if number:
             typer.echo()
-        _print(row, held.get(one.at))
+        for name, value in row.items():
+            if name not in ("headers", "value"):
+                typer.echo(f"{name + ':':<15}{cut(str(value), SHOWN_CHARS_MAX)}")
+        for name, text in row["headers"]:
+            typer.echo(f"  {cut(name, KEY_CHARS_MAX * 2)} = {text}")
+        if (record := held.get(one.at)) is not None:
+            typer.echo(f"value ({len(record.value or b''):,} bytes):")
+            typer.echo(shown(record.value, SHOWN_CHARS_MAX))
     if asked.offset is None:
         typer.echo(f"{len(rows):,} of {counted(len(meant), 'letter')} in {letter}")
 
 
 def _newest(letters: Sequence[Letter], limit: int) -> list[Letter]:
     return sorted(letters, key=lambda one: (one.time_ms, one.at), reverse=True)[:limit]
-
-
-def _print(row: dict[str, Any], record: Record[Any] | None) -> None:
-    for name, value in row.items():
-        if name not in ("headers", "value"):
-            typer.echo(f"{name + ':':<15}{cut(str(value), SHOWN_CHARS_MAX)}")
-    for name, text in row["headers"]:
-        typer.echo(f"  {cut(name, KEY_CHARS_MAX * 2)} = {text}")
-    if record is not None:
-        typer.echo(f"value ({len(record.value or b''):,} bytes):")
-        typer.echo(shown(record.value, SHOWN_CHARS_MAX))
 
 
 @app.command()

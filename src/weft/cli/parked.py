@@ -155,7 +155,17 @@ def show(
     for number, row in enumerate(rows):
         if number:
             typer.echo()
-        _print(row)
+        for name, value in row.items():
+            if name not in ("headers", "value"):
+                text = _time(value) if name == "held_until" and value is not None else str(value)
+                cell = "-" if value is None else cut(text, SHOWN_CHARS_MAX)
+                typer.echo(f"{name + ':':<14}{cell}")
+        for name, text in row.get("headers", ()):
+            typer.echo(f"  {name} = {text}")
+        if "value" in row:
+            typer.echo(f"value:        {row['value']}")
+        if not row["in_log"]:
+            typer.echo("warning: retention or compaction deleted the record: skip it", err=True)
     if offset is None:
         typer.echo(_counted(found, parts, group))
 
@@ -177,19 +187,6 @@ def _whole(one: Kept, record: Record[Any] | None, *, values: bool) -> dict[str, 
         if values:
             row["value"] = shown(record.value, SHOWN_CHARS_MAX)
     return row
-
-
-def _print(row: dict[str, Any]) -> None:
-    for name, value in row.items():
-        if name not in ("headers", "value"):
-            text = _time(value) if name == "held_until" and value is not None else str(value)
-            typer.echo(f"{name + ':':<14}{'-' if value is None else cut(text, SHOWN_CHARS_MAX)}")
-    for name, text in row.get("headers", ()):
-        typer.echo(f"  {name} = {text}")
-    if "value" in row:
-        typer.echo(f"value:        {row['value']}")
-    if not row["in_log"]:
-        typer.echo("warning: retention or compaction deleted the record: skip it", err=True)
 
 
 @contextmanager

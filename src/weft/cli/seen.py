@@ -234,10 +234,18 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
         if "error" not in shot and not shot.get("silent_s")
         for row in shot["partitions"]
     }
-    ranked = sorted(
-        ((_first(shot, answered), name, shot) for name, shot in answers),
-        key=lambda one: one[0].rank,
-    )
+    # With the first sentence of `weft why` for each run
+    ranked = []
+    for name, shot in answers:
+        if "error" in shot:
+            first = Sentence(shot["error"], "", "error", rank=MEMBER)
+        elif shot.get("silent_s"):
+            alone = any(_where(row) not in answered for row in shot["partitions"])
+            first = Sentence("", "", "silent", rank=MEMBER if alone else WELL)
+        else:
+            first = why_sentences(shot)[0]
+        ranked.append((first, name, shot))
+    ranked.sort(key=lambda one: one[0].rank)
     well = [shot for first, _, shot in ranked if first.rank >= FULL and "error" not in shot]
     fold = len(well) > 1 and not every
     lines = [
@@ -263,16 +271,6 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
 
 def _where(row: Row) -> tuple[str, int]:
     return row["topic"], row["partition"]
-
-
-def _first(shot: Row, answered: set[tuple[str, int]]) -> Sentence:
-    """The first sentence of `weft why` for this run."""
-    if "error" in shot:
-        return Sentence(shot["error"], "", "error", rank=MEMBER)
-    if shot.get("silent_s"):
-        alone = [row for row in shot["partitions"] if _where(row) not in answered]
-        return Sentence("", "", "silent", rank=MEMBER if alone else WELL)
-    return why_sentences(shot)[0]
 
 
 def _left(rows: Sequence[Row]) -> str:

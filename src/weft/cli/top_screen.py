@@ -180,7 +180,10 @@ class Top(App[None]):
         self._show_lines(self._table(), [(line.key, _cells(line)) for line in found], COLUMNS)
         if self._list:
             rows = listed(self._view, self._list, self._wanted.chars)
-            cells = [(line.key, _list_cells(line)) for line in rows]
+            cells = []
+            for line in rows:
+                aligned = map(_aligned, line.cells[1:], LIST_COLUMNS)
+                cells.append((line.key, [Text(f" {line.cells[0]}"), *map(Text, aligned)]))
             self._show_lines(self._table(RECORD), cells, LIST_COLUMNS)
         units = {"rate": "per second", "left": "left", "p99": "ms p99"}
         for name, kept in self._history.items():
@@ -346,12 +349,6 @@ def _cells(line: Line) -> list[Text]:
     name, *numbers = line.cells
     cells = (one.rjust(wide) for one, wide in zip(numbers, COLUMNS.values(), strict=True))
     return [Text(f" {name}", style), *(Text(one, style) for one in cells)]
-
-
-def _list_cells(line: Line) -> list[Text]:
-    name, *others = line.cells
-    cells = map(_aligned, others, LIST_COLUMNS)
-    return [Text(f" {name}"), *map(Text, cells)]
 
 
 def _aligned(text: str, column: str) -> str:

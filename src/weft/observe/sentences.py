@@ -359,10 +359,6 @@ def _of(halt: Row) -> str:
     return f" of {halt['topic']}" if halt.get("topic") else ""
 
 
-def _until(halt: Row) -> str:
-    return f" until {clock(halt.get('until', 0.0))} ({halt.get('reason', '')})"
-
-
 def _flag(halt: Row) -> str:
     """The target of a command, as command-line options."""
     given = ((name, halt.get(name)) for name in ("topic", "handler"))
@@ -494,7 +490,10 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"app.resume({halt['topic']!r})" if halt.get("topic") else "app.resume()",
     ),
     "command": lambda halt: (
-        f"Nothing{_of(halt)} starts: paused by a command{_until(halt)}.",
+        (
+            f"Nothing{_of(halt)} starts: paused by a command until "
+            f"{clock(halt.get('until', 0.0))} ({halt.get('reason', '')})."
+        ),
         f"weft resume{_flag(halt)} --reason TEXT",
     ),
     "stopping": lambda halt: (
