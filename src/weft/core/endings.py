@@ -110,6 +110,9 @@ class Endings:
         elif isinstance(ending, Failed):
             self._failed(work, ending)
         else:  # back to the head of its lane, or behind its predecessor in the same batch
+            if ending.cancelled:
+                handler.superseded += 1
+                self._state.report(work, "superseded")
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
             if unfollow(work):

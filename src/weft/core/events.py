@@ -68,9 +68,11 @@ class Failed(NamedTuple):
 
 
 class Unhandled(NamedTuple):
-    """The call never started: the record goes back to the head of its lane."""
+    """The call never started, or was cancelled: the record goes back to the head of its lane."""
 
     work: Work
+    #: it had started: its partition is being revoked, or the member stops
+    cancelled: bool = False
 
 
 class Charged(NamedTuple):

@@ -181,6 +181,29 @@ def test_leaving_the_results_early_leaves_the_app_running(kafka):
     assert report.done == 5000
 
 
+@pytest.mark.parametrize("batch", [None, weft.Batch(linger_s=0)])
+def test_a_cancelled_record_is_reported_as_superseded(kafka, batch):
+    """An async call that is cancelled when its partition moves is in the results and counted."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    app = kafka.app(group=group, drain_timeout_s=0.2)
+    started = threading.Event()
+
+    @app.consume(source, batch=batch)
+    async def handler(records):
+        started.set()
+        await asyncio.sleep(100)
+
+    stream = app.results()
+    run = kafka.start(app)
+    assert started.wait(60)
+    run.stop()
+    report = run.wait(60)
+    assert [result.outcome for result in stream] == ["superseded"]
+    assert report.superseded == 1
+    assert kafka.committed(group, source) == 0
+
+
 def test_superseded_records_are_reported(kafka):
     """Its partition went away first: the old attempt's result says so."""
     source, group = kafka.topic(), kafka.name("g")

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
+from weft.core.events import Failed, Returned, Unhandled
 from weft.core.offsets import Offsets
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import size_bytes
@@ -189,6 +189,19 @@ def test_a_restored_hole_that_the_log_no_longer_has_is_no_hole():
     assert offsets.frontier == 3
     offsets.advance(10)
     assert (offsets.frontier, offsets.position, list(offsets.incomplete)) == (10, 10, [])
+
+
+def test_an_attempt_that_is_cancelled_for_its_partition_is_reported():
+    """As superseded, and counted, once: not again when its partition goes."""
+    desk = Desk(HandlerSpec("h", ordering="unordered"))
+    desk.engine.report_results(on=True)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    first, second = desk.started()
+    desk.do("calls_ended", [], [Unhandled(first, cancelled=True), Unhandled(second)])
+    desk.do("closed", [part], lost=False)
+    assert [(one.work, one.outcome) for one in desk.take(fx.Finished)] == [(first, "superseded")]
+    assert part.handler.superseded == 1
 
 
 def test_an_attempt_that_outlives_its_epoch_is_reported_when_it_ends():

@@ -295,7 +295,7 @@ class AsyncExecutor(Executor):
         mark = None if worker.mark is None else self._unmarked(worker)
         if mark == DROPPED and not self._at_most_once:
             # Not a failed attempt: the record's next owner handles it.
-            self._door.ended.append(Unhandled(work))
+            self._door.ended.append(Unhandled(work, cancelled=True))
             return
         self._plan.called([work], began)
         why = self._timeout(work) if mark == EXPIRED else error

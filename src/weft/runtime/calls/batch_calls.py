@@ -207,7 +207,8 @@ class BatchCall:
         ends: list[Ended] = []
         for index in self._acks.end():
             work, reason = self.works[index], self._acks.why(index, error)
-            ends.append(Unhandled(work) if reason is None else failed(work, reason))
+            cancelled = Unhandled(work, cancelled=work in self.leaving)
+            ends.append(cancelled if reason is None else failed(work, reason))
         with self._flushing:
             done, acked = self._take_fresh()
             self._report(done, [*acked, *ends], whole=False)
