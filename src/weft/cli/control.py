@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli import cluster
-from weft.cli.sources import TokenFile, Url, by_url
+from weft.cli.sources import TokenFile, Url, by_url, check_token_file
 from weft.errors import ConfigError, WeftError
 from weft.observe import local
 from weft.observe.orders import (
@@ -279,6 +279,7 @@ class Runs:
     """The runs on this machine, or at a URL."""
 
     def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
+        check_token_file(url, token_file)
         self._url, self._token_file, self._group = url, token_file, group
         #: name of a run -> the error when it was queried
         self.silent: dict[str, str] = {}

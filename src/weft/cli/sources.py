@@ -79,7 +79,10 @@ class Where:
 
     def runs(self) -> list[Shown]:
         """The runs to query; ConfigError if there are none."""
+        check_token_file(self.url, self.token_file)
         if self.group is None:
+            if self.reports != REPORTS:
+                raise ConfigError("--reports requires --group: give both")
             if self.servers is not None:
                 raise ConfigError("--bootstrap-servers requires --group: give both")
             if self.properties:
@@ -142,6 +145,12 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
         found = []
     silent = {"silent_s": shot["silent_s"]} if shot["silent_s"] else {}
     return {"sentences": [one.row() for one in found], "found": rows if found else [], **silent}
+
+
+def check_token_file(url: str | None, token_file: Path | None) -> None:
+    """ConfigError for a token that nothing would use."""
+    if token_file is not None and url is None:
+        raise ConfigError("--token-file requires --url: runs on this machine need no token")
 
 
 def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:

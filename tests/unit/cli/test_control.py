@@ -155,6 +155,7 @@ def test_the_log_lists_commands_and_what_is_in_force(members, capsys):
         (("stop", *BECAUSE, "--mode", "soon"), "mode 'soon' is not known"),
         (("pause", *BECAUSE, "--group", "z"), "no member of group z runs here, only of g"),
         (("pause", *BECAUSE, "--url", "ftp://x"), "write http://HOST:PORT"),
+        (("pause", *BECAUSE, "--token-file", "t"), "--token-file requires --url"),
     ],
 )
 def test_bad_input_is_one_line(members, capsys, words, reason):

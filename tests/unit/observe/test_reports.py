@@ -6,6 +6,7 @@ import copy
 import json
 import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -333,3 +334,7 @@ def test_options_that_do_not_go_together():
         Where(servers="x:1").runs()
     with pytest.raises(ConfigError, match="-X and --config require --group"):
         Where(properties={"client.id": "x"}).runs()
+    with pytest.raises(ConfigError, match="--reports requires --group"):
+        Where(reports="mine").runs()
+    with pytest.raises(ConfigError, match="--token-file requires --url"):
+        Where(token_file=Path("token")).runs()
