@@ -116,17 +116,37 @@ def _tried(check: Any, text: str, state: State = "failure") -> Finding:
 
 def _extras() -> tuple[list[str], list[str]]:
     """Weft's extras: those whose packages are all installed, and the others."""
+    wanted = {extra: packages for extra, packages in _needed("weft").items() if extra != "dev"}
+    present = [extra for extra, needed in wanted.items() if all(_complete(*one) for one in needed)]
+    return present, [extra for extra in wanted if extra not in present]
+
+
+_NEEDED = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?[^;]*;(.*)extra == ['\"]([\w-]+)['\"]")
+
+
+def _needed(package: str) -> dict[str, list[tuple[str, list[str]]]]:
+    """What each extra of a package needs: packages, with the extras of theirs.
+
+    Other packages than Weft: without those that only some systems or Pythons need.
+    """
     try:
-        requires = metadata.requires("weft") or []
-    except metadata.PackageNotFoundError:  # runs from its sources
-        return [], []
-    wanted: dict[str, list[str]] = {}
-    for line in requires:
-        extra = re.search(r"extra == ['\"](\w+)['\"]", line)
-        if extra is not None and extra[1] != "dev":
-            wanted.setdefault(extra[1], []).append(re.split(r"[\s\[<>=!;~]", line)[0])
-    present = [name for name, packages in wanted.items() if all(map(installed_version, packages))]
-    return present, [name for name in wanted if name not in present]
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:  # Weft runs from its sources
+        lines = []
+    needed: dict[str, list[tuple[str, list[str]]]] = {}
+    for match in filter(None, map(_NEEDED.match, lines)):
+        name, extras, condition, extra = match.groups()
+        if package == "weft" or not condition.strip():
+            needed.setdefault(extra, []).append((name, extras.split(",") if extras else []))
+    return needed
+
+
+def _complete(package: str, extras: Sequence[str]) -> bool:
+    """Whether a package is installed, with what these of its extras need."""
+    if installed_version(package) is None:
+        return False
+    needed = _needed(package) if extras else {}
+    return all(_complete(*one) for extra in extras for one in needed.get(extra, ()))
 
 
 # -- an app ----------------------------------------------------------------------------------------

@@ -52,10 +52,16 @@ def test_without_java_there_is_a_note(monkeypatch):
 
 
 def test_extras_are_installed_whole_or_not(monkeypatch):
-    """An extra with a package that is missing is named as not installed."""
-    lines = ["typer>=1", 'aa[x]>=1; extra == "one"', 'bb; extra == "one"', 'aa<3; extra == "two"',
-             'cc; extra == "dev"']  # fmt: skip
-    monkeypatch.setattr(metadata, "requires", lambda _: lines)
+    """With what the extras of their packages need; not what another system or Python needs."""
+    lines = {
+        "weft": [
+            "typer>=1", 'aa[x]>=1; extra == "one"', 'bb; extra == "one"', 'aa<3; extra == "two"',
+            'aa[x,y]; extra == "three"', 'aa[z]; sys_platform != "x" and extra == "four"',
+            'cc; extra == "dev"',
+        ],
+        "aa": ['ok; extra == "x"', 'bb>=2; extra == "y"', 'bb; python_version < "3" and extra == "z"'],
+    }  # fmt: skip
+    monkeypatch.setattr(metadata, "requires", lines.get)
 
     def version(package: str) -> str:
         if package == "bb":
@@ -63,7 +69,7 @@ def test_extras_are_installed_whole_or_not(monkeypatch):
         return "1"
 
     monkeypatch.setattr(metadata, "version", version)
-    assert doctor._extras() == (["two"], ["one"])
+    assert doctor._extras() == (["two", "four"], ["one", "three"])
 
 
 def test_an_app_without_handlers_fails():
