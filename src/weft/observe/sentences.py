@@ -328,8 +328,9 @@ UNREAD = {
     "start_unknown": (
         "is assigned, but its start offset has been unknown for {}: {}. Remaining: unknown.",
         (
-            "check that it has a leader: `kafka-topics.sh --bootstrap-server HOST:9092 --describe "
-            "--unavailable-partitions`; the client asks again every 0.5 s"
+            "check that it exists and has a leader: `kafka-topics.sh --bootstrap-server HOST:9092 "
+            "--describe --topic TOPIC`; the client asks again every 0.5 s. One that a recreated "
+            "topic no longer has is given up after topic.metadata.refresh.interval.ms (5 min)"
         ),
     ),
     "not_fetched": (

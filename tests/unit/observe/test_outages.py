@@ -214,7 +214,7 @@ def dead_member(stage: Stage, **_: Any) -> Any:
 def stale_leader(stage: Stage, desk: Callable[..., Any], **_: Any) -> Any:
     """The start of a partition is looked up at a leader that has moved."""
     one = desk(HandlerSpec("check"))
-    waits = Unread("orders", 3, "check", "start_unknown", -40.0, "its leader does not answer")
+    waits = Unread("orders", 3, "check", "start_unknown", -40.0, "it has no leader that answers")
     return stage.report(**snapshot(take(one.engine, one.now), time.time(), unread=[waits]))
 
 

@@ -156,7 +156,7 @@ class Rebalance:
         left = [where for where in look.partitions if self._waits(where, look.token)]
         if not left:
             return
-        reason = "its leader does not answer"
+        reason = "it has no leader that answers"
         try:
             found = self._membership.consumer.find(left, FIND_S)
         except Exception as error:  # of any kind: it is looked up again, or never started
