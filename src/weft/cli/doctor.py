@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +30,7 @@ from weft.kafka import clib
 from weft.kafka.admin import KafkaAdmin, TopicState
 from weft.kafka.ports import KafkaUnavailable
 from weft.observe import local
+from weft.observe.http import check_serving
 from weft.policies import DeadLetter
 from weft.routing import Routes
 from weft.runtime.run.preflight import RESET, connection_of, make_command, targets
@@ -164,6 +166,8 @@ def of_app(app: App) -> Iterator[Finding]:
         if one.timeout_s is None:
             text = f"{one.name} has no timeout_s: a call that hangs holds its slot and its key"
             yield Finding("warning", text, f"@app.consume(timeout_s=30) on {one.name}")
+    if (http := options.http) is not None:
+        yield _tried(partial(check_serving, http, options.http_token_file), f"HTTP at {http}")
     try:
         connection = connection_of(options, handlers)
         with KafkaAdmin(connection.settings) as admin:

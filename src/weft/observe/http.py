@@ -221,6 +221,13 @@ class Guarded:
         await self._app(scope, receive, locked)
 
 
+def check_serving(http: str, token_file: str | None) -> tuple[str, int, str | None]:
+    """Host, port and token of a server; ConfigError if it could not start."""
+    need_http("http")
+    host, port = check_http(http, token_file)
+    return host, port, None if token_file is None else token_of(token_file)
+
+
 def serve(
     source: Source,
     http: str,
@@ -234,9 +241,7 @@ def serve(
 
     `letters`: the dead-letter topics that the page can list.
     """
-    need_http("http")
-    host, port = check_http(http, token_file)
-    token = None if token_file is None else token_of(token_file)
+    host, port, token = check_serving(http, token_file)
     listener = listening("http", host, port)
     feed = Feed(source.members, source, source.sums, control=allow_control, letters=letters)
     more = page_routes(feed)

@@ -95,6 +95,20 @@ def test_a_handler_without_a_time_out_is_a_warning():
     assert states(doctor.of_app(app)) == ["ok", "warning", "failure"]
 
 
+def test_a_server_that_could_not_start_fails(tmp_path, monkeypatch):
+    """For want of its libraries, or of a token; a run would end with the same line."""
+    kafka = {"bootstrap.servers": "localhost:1", "no.such.property": "1"}
+    app = weft.App("g", kafka, http="0.0.0.0:1", http_token_file=str(tmp_path / "token"))
+    app.consume("t", timeout_s=1)(lambda record: None)
+    _, found, _ = doctor.of_app(app)
+    assert (found.state, "token: cannot be read" in found.text) == ("failure", True)
+    (tmp_path / "token").write_text("x" * 32)
+    assert states(doctor.of_app(app)) == ["ok", "ok", "failure"]
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    _, found, _ = doctor.of_app(app)
+    assert (found.state, "pip install 'weft[http]'" in found.text) == ("failure", True)
+
+
 @pytest.mark.parametrize("target", ["nope", "no_such_module:app"])
 def test_a_wrong_target_is_one_line(target, capsys, monkeypatch):
     """Before any check; exit code 2."""
