@@ -263,6 +263,26 @@ def test_callbacks_report_assignments_commits_and_results(kafka):
     assert all(name.startswith("weft-") for name in threads)
 
 
+def test_a_member_without_partitions_calls_no_callback(kafka):
+    """Of two members of a topic with one partition: no list that a callback gets is empty."""
+    source, group = kafka.topic(), kafka.name("g")
+    calls = []
+    one, two = (
+        kafka.app(group=group, on_assign=calls.append, on_revoke=calls.append) for _ in "ab"
+    )
+    one.consume(source)(lambda record: None)
+    two.consume(source)(lambda record: None)
+    first = kafka.start(one)
+    wait_for(lambda: len(calls) == 1)
+    second = kafka.start(two)
+    wait_for(lambda: two.snapshot()["state"] in ("running", "waiting"))
+    for run in (second, first):
+        run.stop()
+        run.wait(60)
+    assert calls
+    assert [] not in calls
+
+
 def test_callbacks_that_raise_are_logged_and_counted(kafka, caplog):
     """The records do not suffer."""
     source = kafka.topic()

@@ -268,7 +268,8 @@ class Rebalance:
             finished=finished,
             committed=stored,
         )
-        membership.callbacks.call(self._config.on_revoke, list(partitions))
+        if partitions:  # a member that has none leaves, too
+            membership.callbacks.call(self._config.on_revoke, list(partitions))
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Drop everything; commit nothing."""
@@ -284,7 +285,8 @@ class Rebalance:
         for work in running:  # another member may run them already
             membership.executors[work.partition.handler.index].cancel(work, expired=False)
         event("warning", "lost", partitions=names(partitions))
-        membership.callbacks.call(self._config.on_revoke, list(partitions))
+        if partitions:
+            membership.callbacks.call(self._config.on_revoke, list(partitions))
 
     def _forget(self, ours: Sequence[Partition]) -> None:
         self._config.topic_ids.closed(ours)
