@@ -34,7 +34,7 @@ from weft.runtime.calls import threads
 from weft.runtime.calls.loops import new_loop
 from weft.runtime.calls.processes.link import SPAWN
 from weft.runtime.calls.processes.protocol import found_by_name, log_to_parent
-from weft.runtime.door import since_boot
+from weft.runtime.door import Reports, since_boot
 from weft.runtime.run.outside import SOCKET_VARIABLE
 
 #: modules that go on as they are
@@ -77,7 +77,8 @@ def installed(
         if name.startswith("weft.") and not name.startswith(LEFT_ALONE):
             _rebind(module, table, undo)
             if name.startswith(SHARED_DEQUES):
-                _rebind(module, {id(deque): made.deque}, undo)
+                shared = {id(deque): made.deque, id(Reports): made.reports}
+                _rebind(module, shared, undo)
             if name.startswith(PROCESSES):
                 _rebind(module, _of_processes(machine), undo)
     _rebind(futures, table, undo)  # run_coroutine_threadsafe waits on one of these

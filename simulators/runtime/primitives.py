@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from simulators.runtime.scheduler import Scheduler, Task
+from weft.runtime import door
 
 T = TypeVar("T")
 EPOCH_S = 1_700_000_000.0  # what the wall clock says at the beginning
@@ -28,6 +29,7 @@ class Primitives:
         self.thread = type("Thread", (Thread,), made)
         self.simple_queue = type("SimpleQueue", (SimpleQueue,), made)
         self.deque = type("Deque", (Deque,), made)
+        self.reports = type("Reports", (Reports,), made)
         self.threading = FakeModule(
             threading,
             Thread=self.thread,
@@ -306,6 +308,27 @@ class Deque(deque[T]):
         """Take from the left."""
         self.sim.point()
         return super().popleft()
+
+
+class Reports(door.Reports[T]):
+    """What the door takes, as threads share it: see `Deque`."""
+
+    sim: Scheduler
+
+    def append(self, item: T, /) -> None:
+        """Add at the end."""
+        self.sim.point()
+        super().append(item)
+
+    def extend(self, items: Iterable[T], /) -> None:
+        """Add all at the end."""
+        self.sim.point()
+        super().extend(items)
+
+    def take(self) -> list[T]:
+        """Take all."""
+        self.sim.point()
+        return super().take()
 
 
 class Thread:

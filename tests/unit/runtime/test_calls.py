@@ -19,7 +19,7 @@ from weft.runtime.calls import threads
 from weft.runtime.calls.aio import SLICE_S, AsyncExecutor
 from weft.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
-from weft.runtime.door import SUSPENDED_S, since_boot
+from weft.runtime.door import SUSPENDED_S, Reports, since_boot
 from weft.testing import run
 from weft.types import Record
 
@@ -84,7 +84,7 @@ def async_bench(loop: asyncio.AbstractEventLoop, **spec: Any) -> Bench:
     return Bench(lambda plan, door: kind(plan, door, loop), **spec)
 
 
-class Watched(deque):
+class Watched(Reports):
     """Calls that have ended, as another thread may find them: with what its results would say."""
 
     def __init__(self, plan: Any) -> None:
