@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -367,10 +366,8 @@ def test_no_call_is_granted_ahead_where_a_grant_counts(
 class OneWorker(AsyncExecutor):
     """Its two records are both for one worker, as where the second came behind the first."""
 
-    def _wake(self) -> None:
-        ready, self._ready = self._ready, deque(list(self._ready)[: not self._workers])
-        super()._wake()
-        self._ready = ready
+    def _wake(self, _most: int) -> None:
+        super()._wake(0 if self._workers else 1)
 
 
 @pytest.mark.parametrize("how", ["done", "output", "fails"])
@@ -392,6 +389,23 @@ def test_what_ended_does_not_wait_for_a_call_that_waits(how: str) -> None:
         bench.function = handler
         bench.poll(2)
         await until(lambda: len(begun) == 2 and not (bench.door.done or bench.door.ended))
+
+    on_loop(main)
+
+
+def test_calls_that_do_not_wait_wake_one_worker() -> None:
+    """It takes all of them: a hundred others would each be woken only to find nothing."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = async_bench(loop, concurrency=100)
+
+        async def handler(_record: Record) -> None:
+            return
+
+        bench.function = handler
+        works = bench.poll(100)
+        await until(lambda: all(work.partition.in_flight == 0 for work in works))
+        assert len(bench.executor._workers) == 1
 
     on_loop(main)
 

@@ -141,9 +141,9 @@ class AsyncExecutor(Executor):
             return
         self._woken = True
         if on_loop:
-            self._loop.call_soon(self._wake)
+            self._loop.call_soon(self._wake, 1)
         else:
-            self._call_on_loop(self._wake)
+            self._call_on_loop(lambda: self._wake(1))
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the attempt of this record, by time-out or because its partition is revoked."""
@@ -174,11 +174,14 @@ class AsyncExecutor(Executor):
 
     # -- on the loop -------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        """Wake a worker for each waiting record, as far as concurrency allows."""
+    def _wake(self, most: int) -> None:
+        """Wake a worker for each waiting record, up to `most` and as far as concurrency allows.
+
+        One is enough unless its handler waits: it takes all records until then.
+        """
         self._loop_thread = threading.get_ident()
         self._woken = False
-        wanted = len(self._ready)
+        wanted = min(most, len(self._ready))
         while wanted > 0 and self._idle:
             waiting = self._idle.pop()
             if not waiting.done():
@@ -195,7 +198,7 @@ class AsyncExecutor(Executor):
         """A handler waits: wake workers for ready records, and report ended calls."""
         if self._ready and not self._woken:
             self._woken = True
-            self._loop.call_soon(self._wake)
+            self._loop.call_soon(self._wake, len(self._ready))
         if (self._door.done or self._door.ended) and not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
