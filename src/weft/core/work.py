@@ -7,8 +7,9 @@ A work is created when its record is received and dropped when it is done. Its p
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft.codec.rider import error_hash
@@ -78,12 +79,11 @@ class Work:
 
     @classmethod
     def several(
-        cls, records: Iterable[Record], sizes: Iterable[int], partition: Partition
+        cls, records: Sequence[Record], sizes: Sequence[int], partition: Partition
     ) -> list[Work]:
         """One per record. No `__init__`: its call would cost as much as the rest."""
-        works: list[Work] = []
-        for record, size in zip(records, sizes, strict=True):
-            work = cls()
+        works = list(starmap(cls, repeat((), len(records))))
+        for work, record, size in zip(works, records, sizes, strict=True):
             work.record = record
             work.offset = record[2]
             work.partition = partition
@@ -94,7 +94,6 @@ class Work:
             work.charge = None
             work.outputs = None
             work.call = None
-            works.append(work)
         return works
 
     @classmethod

@@ -64,6 +64,8 @@ def batches_of(messages: list[Message], topic: str | None = None) -> list[Polled
 def _by_partition(
     topics: list[Any], numbers: list[Any], records: list[Record], sizes: list[int]
 ) -> list[PolledBatch]:
+    if records and topics.count(topics[0]) == numbers.count(numbers[0]) == len(records):
+        return [PolledBatch(topics[0], numbers[0], records, sizes)]  # mostly all of one partition
     batches: dict[TopicPartition, PolledBatch] = {}
     start = 0
     # Two nested columns: a key for each record would be a tuple for each.

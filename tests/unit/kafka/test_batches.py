@@ -39,6 +39,25 @@ def test_records_share_the_text_of_a_topic_that_is_known() -> None:
     assert [record.offset for record in odd.records] == [1, 3, 5, 7]
 
 
+@pytest.mark.parametrize("topics", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("numbers", [[0], [0, 1]])
+def test_each_partition_of_a_poll_is_one_batch(topics: list[str], numbers: list[int]) -> None:
+    """Also if all is of one, and if two topics have the same number."""
+    messages = [
+        Message(topic=topic, partition=number, offset=offset, key=b"k", value=b"v")
+        for topic in topics
+        for number in numbers
+        for offset in (7, 8)
+    ]
+    found = batches.batches_of(messages)
+    assert [(batch.topic, batch.partition) for batch in found] == [
+        (topic, number) for topic in topics for number in numbers
+    ]
+    assert all([record.offset for record in batch.records] == [7, 8] for batch in found)
+    assert all(batch.sizes == [2, 2] for batch in found)
+    assert batches.batches_of([]) == []
+
+
 def test_many_unreadable_headers_are_reported_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
