@@ -254,8 +254,8 @@ class ThreadExecutor(WorkerThreads[Work]):
     def _call(self, work: Work, context: Context) -> bool:
         """Call for this record, and then for those that are ready, as long as calls are short."""
         plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
-        function, clock, calls = plan.function, time.perf_counter, 0
-        began = clock()
+        function, clock, done = plan.function, time.perf_counter, door.done
+        began, unsampled = clock(), 0
         while True:
             # plan.may_call, inlined: this is the hot path.
             if (
@@ -273,17 +273,18 @@ class ThreadExecutor(WorkerThreads[Work]):
                 door.ended.append(failed(work, error))
             else:
                 if returned is None and not self._expired and plan.calls is None:
-                    door.done.append(work)
+                    done.append(work)
                 else:
                     self._returned(work, returned, began)
             ended = clock()
             took_s = ended - began
-            if not calls % SAMPLED_EVERY or (took_s > SLOW_S and not self._ahead):
+            unsampled -= 1
+            if unsampled < 0 or (took_s > SLOW_S and not self._ahead):
                 plan.timed(took_s, work)
+                unsampled = SAMPLED_EVERY - 1
             elif not self._ahead:
                 plan.latency.add(took_s)
-            calls += 1
-            if took_s > FAST_S and (not self._ahead or len(door.done) >= len(ready)):
+            if took_s > FAST_S and (not self._ahead or len(done) >= len(ready)):
                 return True
             if context or self._closed:
                 return False
@@ -292,9 +293,9 @@ class ThreadExecutor(WorkerThreads[Work]):
             except IndexError:
                 return False
             if (
-                (self._idle or not self._ahead)  # else all threads work: the hot path
+                not self._waking
+                and (self._idle or not self._ahead)  # else all threads work: the hot path
                 and ready
-                and not self._waking
                 and len(ready) > len(self._seeking)
             ):
                 self._wake_one()
