@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
@@ -142,3 +143,35 @@ def test_several_apps_run_in_one_process(kafka):
     pair = [kafka.start(make("pair", group), until="drained") for _ in range(2)]
     assert {run.wait(60).exit_code for run in (alone, *pair)} == {0}
     assert seen == {"alone": 100, "pair": 100}
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delivery": "exactly_once"},
+        {"delivery": "at_most_once"},
+        pytest.param({"commit": weft.Commit(each=True)}, marks=pytest.mark.long),
+        pytest.param({}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_deleted_topic_does_not_hold_up_the_others(kafka, options):
+    """Its commits are refused for ever, and with them those of the partitions beside it."""
+    gone, other, group = kafka.topic(), kafka.topic(), kafka.name("g")
+    kafka.fill(gone, [{"value": b"", "key": b"%d" % n} for n in range(50)])
+    app, gate = kafka.app(group=group), threading.Event()
+
+    @app.consume([gone, other], concurrency=5, **options)
+    def handler(record):
+        if record.topic == gone:
+            gate.wait(100)
+
+    run = kafka.start(app)
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"])
+    kafka.delete(gone)
+    gate.set()
+    kafka.fill(other, [{"value": b"", "key": b"%d" % n} for n in range(50)])
+    wait_for(lambda: (kafka.committed(group, other) or 0) >= 50)
+    run.stop()
+    assert run.wait(60).exit_code == 0

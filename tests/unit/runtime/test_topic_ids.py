@@ -24,6 +24,11 @@ class Cluster:
         self.topic_ids = TopicIds(self.ask, self.unsure.append)
         self.partition = SimpleNamespace(
             where=WHERE,
+            topic="t",
+            claiming=False,
+            handler=SimpleNamespace(exact=False),
+            in_flight=1,
+            sending=0,
             committed_or_sent=lambda: [range(5, 6), range(7, 8)],
         )
         self.membership = SimpleNamespace(
@@ -193,3 +198,33 @@ def test_a_topic_is_missed_only_where_someone_answers(caplog):
         cluster.ids = ids
         cluster.look()
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [{"claiming": True}, {"handler": SimpleNamespace(exact=True)}, {"in_flight": 0}],
+    ids=["a claim", "exactly_once", "no call runs"],
+)
+def test_a_deleted_topic_is_given_up_so_that_it_holds_up_no_other(waits):
+    """Its commits are refused for ever, and with them those of the other topics (found so)."""
+    cluster = Cluster()
+    vars(cluster.partition).update(waits)
+    cluster.look()
+    cluster.ids = {}
+    for _ in range(MISSED_MAX - 1):
+        cluster.look()
+    assert cluster.reread_of == []
+    cluster.look()
+    assert cluster.reread_of == [[WHERE]]
+    cluster.ids = {"t": "second"}
+    assert cluster.found(5).committed is None
+
+
+def test_calls_of_a_deleted_topic_end_first():
+    """At least once, what was fetched is handled as long as calls run."""
+    cluster = Cluster()
+    cluster.look()
+    cluster.ids = {}
+    for _ in range(2 * MISSED_MAX):
+        cluster.look()
+    assert cluster.reread_of == []

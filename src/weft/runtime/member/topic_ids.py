@@ -3,7 +3,7 @@
 librdkafka continues at its position, and the committed offsets may be of the old topic: both would
 skip records of the new one. So the ids are checked every few seconds. If one has changed, the
 epochs of its partitions are lost, and they restart at the log's start unless a commit for the new
-topic exists.
+topic exists. Those of a deleted topic are lost, too, and wait until it exists again.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class TopicIds:
                     topic=topic,
                     next="recreate it with `weft topics create`, or stop consuming it",
                 )
+            if looks >= MISSED_MAX:
+                membership.on_poll_thread(partial(self._gone, membership, reread, topic))
         for topic, found in ids.items():
             held = [where for where in list(membership.partitions) if where[0] == topic]
             if any(where not in self._ids for where in held):
@@ -90,6 +92,23 @@ class TopicIds:
         membership.consumer.pause(where)
         reread(where)  # closes them under the former id
         self._on_unsure(topic)
+
+    def _gone(self, membership: GroupMembership, reread: Reread, topic: str) -> None:
+        """On the polling thread: end the epochs of a deleted topic that would hold up others.
+
+        The brokers refuse its commits: what waits for one keeps its slot, a transaction with its
+        offsets is aborted, and in a plain commit its error is that of all other partitions. Calls
+        that run at least once end first.
+        """
+        where = [
+            one.where
+            for one in membership.partitions.values()
+            if one.topic == topic
+            and (one.claiming or one.handler.exact or not (one.in_flight or one.sending))
+        ]
+        if where:
+            membership.consumer.pause(where)
+            reread(where)
 
     def closed(self, partitions: Iterable[Partition]) -> None:
         """These epochs have ended: remember their committed offsets and topic ids."""
