@@ -192,3 +192,14 @@ def test_lines_without_room_are_counted(told, monkeypatch, count, left_out):
         told.run_log.line("info", f"line {number}")
     assert len(told.lines()) == count - left_out
     assert [line["count"] for line in told.lines()] == [left_out] * bool(left_out)
+
+
+@pytest.mark.parametrize(
+    ("left", "after"), [([Work(7)], "set timeout_s on the handler"), ([], "not acknowledged")]
+)
+def test_a_drain_that_timed_out_names_what_it_waited_for(told, left, after):
+    """Without a running call, a longer time for handlers would not help."""
+    told.run_log.drain_timed_out(5.0, left)
+    (line,) = told.lines()
+    assert line["running"] == len(left)
+    assert after in line["next"]

@@ -132,14 +132,19 @@ class RunLog:
     def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
         """A stop did not wait any longer for these records."""
         shown = [f"{w.partition.topic}[{w.partition.number}]@{w.record.offset}" for w in left]
+        after = (
+            "these are handled again after the next start: raise drain_timeout_s, or set timeout_s "
+            "on the handler"
+        )
+        if not left:
+            after = "no call runs: outputs or a commit were not acknowledged, see the lines before"
         self.line(
             "warning",
             "drain timed out",
             seconds=seconds,
             running=len(left),
             records=" ".join(shown[:DRAIN_SHOWN_MAX]),
-            next="these are handled again after the next start: raise drain_timeout_s, or set "
-            "timeout_s on the handler",
+            next=after,
         )
 
     # -- inside the door ---------------------------------------------------------------------------
