@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import weft
 from weft.runtime.run import outside
-from weft.runtime.run.outside import RunSource
+from weft.runtime.run.outside import Outside, RunSource
 from weft.testing import run
 
 NOW = 10_000.0
@@ -160,3 +161,34 @@ def test_records_of_a_key_that_wait_behind_one_that_runs():
     behind = seen[1]["behind"]
     assert (behind["topic"], behind["partition"], behind["offset"]) == ("t", 0, 0)
     assert (behind["handler"], behind["executor"]) == ("handler", "threads")
+
+
+def outside_with(*closes):
+    """What a run serves: reports and a control topic that close like this."""
+    made: Any = Outside.__new__(Outside)
+    made._words = made._local = made._http = made._replays = None
+    made._reporter, made._followed = (SimpleNamespace(close=close) for close in closes)
+    return made
+
+
+def test_the_clients_of_a_run_close_at_the_same_time():
+    """One after another, each waited three seconds for brokers that do not answer."""
+    both = threading.Barrier(2, timeout=30)
+    met = []
+
+    def close():
+        met.append(both.wait())
+
+    outside_with(close, close).close()
+    assert sorted(met) == [0, 1]
+
+
+def test_a_client_that_does_not_close_is_left_behind_after_a_second_signal():
+    """The last report is not worth waiting for."""
+    answers, closed = threading.Event(), threading.Event()
+    try:
+        outside_with(lambda: answers.wait(60), closed.set).close(0.01)
+        assert not answers.is_set()
+        assert closed.wait(60)
+    finally:
+        answers.set()

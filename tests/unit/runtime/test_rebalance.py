@@ -11,6 +11,7 @@ import pytest
 import weft
 from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.ports import KafkaUnavailable, TransactionEnd
+from weft.runtime.member import member
 from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
 from weft.testing import MemoryKafka
 from weft.testing.memory_producer import MemoryTransactions
@@ -113,3 +114,50 @@ def test_the_last_transaction_has_the_start_that_no_record_follows(monkeypatch) 
         running.join(60)
         held = [kafka.committed("g", "orders", number) for number in (0, 1)]
     assert [one and one.frontier for one in held] == [0, 0]
+
+
+@pytest.mark.parametrize("limit", ["second stop", "stop now", "drain"])
+def test_an_unanswered_last_transaction_ends_with_the_callers_patience(monkeypatch, limit) -> None:
+    """Without brokers the run waited eleven seconds for it, also after a second signal."""
+    monkeypatch.setattr(member, "LAST_TRANSACTION_S", 3600.0)
+    monkeypatch.setattr(member, "LAST_TRANSACTION_NOW_S", 0.1)
+    monkeypatch.setattr(member, "LAST_TRANSACTION_LATE_S", 0.1 if limit == "drain" else 3600.0)
+    asked, awaited, answers = threading.Event(), threading.Event(), threading.Event()
+    real = Rebalance._end_transactions
+
+    def transact(self: Any, *given: Any) -> TransactionEnd:
+        asked.set()
+        answers.wait(60)
+        return TransactionEnd("aborted", [], "no broker answers")
+
+    def end_transactions(self: Rebalance, partitions: Any) -> bool:
+        awaited.set()
+        return real(self, partitions)
+
+    monkeypatch.setattr(MemoryTransactions, "transact", transact)
+    monkeypatch.setattr(Rebalance, "_end_transactions", end_transactions)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        app = weft.App(
+            group="g",
+            kafka={"bootstrap.servers": kafka.bootstrap},
+            drain_timeout_s=0.1 if limit == "drain" else 3600.0,
+        )
+        app.consume("orders", delivery="exactly_once")(print)
+        running = threading.Thread(target=app.run)
+        running.start()
+        try:
+            assert asked.wait(60)
+            if limit != "stop now":
+                app.stop()
+            if limit == "second stop":
+                assert awaited.wait(60)
+            if limit != "drain":
+                app.stop("now")
+            running.join(60)
+            assert not running.is_alive()
+            assert awaited.is_set()
+            assert kafka.committed("g", "orders", 0) is None
+        finally:
+            answers.set()
+            running.join(60)

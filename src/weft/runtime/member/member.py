@@ -45,6 +45,12 @@ SOFT_WAIT_S = 0.5  # all such waits before partitions are paused; far below max.
 BUSY_SHARE = 0.95
 LEAVE_S = 10.0
 LEAVE_LEAST_S = 2.0  # even after a drain used its time: for the last commit
+#: a transaction has ten seconds, and its outcome decides where the next member starts
+LAST_TRANSACTION_S = 11.0
+#: the same for one that is still open when the drain's time is over, and after a stop "now"
+LAST_TRANSACTION_LATE_S, LAST_TRANSACTION_NOW_S = 3.0, 1.0
+#: how long each client may take to close, also after a stop "now"
+CLOSE_S, CLOSE_NOW_S = 2.0, 0.5
 #: the recent window is one to two of these
 GAP_WINDOW_S = 150.0
 ENDS_EVERY_S = 1.0
@@ -142,6 +148,8 @@ class Member:
         self.ending = False
         #: set once by the first thread that requests the end
         self._stopped_at: float | None = None
+        #: set once: when a stop "now" was requested, as by a second signal
+        self._hurried_at: float | None = None
         #: used by the polling thread; the background thread looks up offsets for the rebalance
         self._rebalance = Rebalance(
             self.membership, config, self.committer, self.lease, self, self.tick_engine
@@ -187,6 +195,8 @@ class Member:
         """Request the end. Thread-safe."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
+        if mode == "now" and self._hurried_at is None:
+            self._hurried_at = self.now()
         self.door.post(lambda engine, now: engine.stop(now, mode))
         for executor in self.executors:
             executor.warn(None)
@@ -236,6 +246,11 @@ class Member:
         """Whether a stop still has time left."""
         return self._stopped_at is None or self._left_s() > 0
 
+    @property
+    def hurried(self) -> bool:
+        """Whether the caller does not want to wait: a second signal, or a stop "now"."""
+        return self._hurried_at is not None
+
     def _left_s(self) -> float:
         assert self._stopped_at is not None
         return self._stopped_at + self.config.drain_timeout_s - self.now()
@@ -246,6 +261,16 @@ class Member:
             return 0.0  # the drain has waited already
         wait_s = self.config.revoke_timeout_s
         return wait_s if self._stopped_at is None else max(0.0, min(wait_s, self._left_s()))
+
+    def last_transaction_until(self, began: float) -> float:
+        """Until when to wait for a last transaction; it can become earlier meanwhile."""
+        if self._hurried_at is not None:
+            return max(began, self._hurried_at) + LAST_TRANSACTION_NOW_S
+        until = began + LAST_TRANSACTION_S
+        if self._stopped_at is None:
+            return until
+        drained_at = self._stopped_at + self.config.drain_timeout_s
+        return min(until, max(began, drained_at) + LAST_TRANSACTION_LATE_S)
 
     # -- the polling thread ------------------------------------------------------------------------
 
@@ -458,6 +483,8 @@ class Member:
         self.leaving = self.ending = True
         try:
             left_s = LEAVE_S if self._stopped_at is None else self._left_s()
+            if self.hurried:
+                left_s = LEAVE_LEAST_S
             self.membership.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
         except Exception as error:
             # A revoke failed half-way: its last commit is missing, so it is no clean end.
@@ -467,8 +494,9 @@ class Member:
             executor.close()
         self.membership.quit()
         self._refetcher.close(1.0)
-        self.outputs.close(2.0)
+        close_s = CLOSE_NOW_S if self.hurried else CLOSE_S
+        self.outputs.close(close_s)
         if self.transactor is not None:
-            self.transactor.close(2.0)
+            self.transactor.close(close_s)
         self.callbacks.close(1.0)
         self.ended.set()  # last: all results have been reported by now

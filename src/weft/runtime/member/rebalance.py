@@ -30,8 +30,6 @@ from weft.types import TopicPartition
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
 ANSWER_AGAIN_S = 0.02
-#: a transaction has ten seconds, and its outcome decides where the next member starts
-LAST_TRANSACTION_S = 11.0
 CANCEL_GRACE_S = 0.5
 #: interval of log lines about an unreadable partition
 LOG_S = 30.0
@@ -71,6 +69,9 @@ class TimeLeft(Protocol):
 
     def revoke_wait_s(self) -> float:
         """How long a revoke may wait for what is in flight."""
+
+    def last_transaction_until(self, began: float) -> float:
+        """Until when to wait for a last transaction; it can become earlier meanwhile."""
 
 
 class Rebalance:
@@ -318,11 +319,20 @@ class Rebalance:
         """exactly_once: commit handled records in a last transaction before the partitions go.
 
         Also a position without a following record: a start behind the group's commit, or one whose
-        transaction was refused.
+        transaction was refused. One that is not waited for is aborted by the broker, or stored: the
+        next member starts where it ended.
         """
         ours = [p for p in partitions if p.handler.exact]
         if not ours or self._config.make_transactor is None:
             return True
+
+        began, committed = self._membership.now(), False
+
+        def ended() -> bool:
+            nonlocal committed
+            committed = all_committed()
+            until = self._time_left.last_transaction_until(began)
+            return committed or self._membership.now() >= until
 
         def all_committed() -> bool:
             if any(p.claiming or p.committing for p in ours):
@@ -332,7 +342,8 @@ class Rebalance:
             self._membership.door.call(lambda engine, now: engine.commit_soon(now))
             return False
 
-        return self._wait(all_committed, LAST_TRANSACTION_S)
+        self._wait(ended, float("inf"))
+        return committed
 
 
 def quiet(partitions: Sequence[Partition]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft import guard
 from weft.account.finding import find, find_key
 from weft.app_options import AppOptions
 from weft.core.states import InternalError
@@ -282,12 +283,20 @@ class Outside:
         if self._failures.left_out(kind) is not None:
             event("warning", what, topic=self._options.reports, reason=reason, **more)
 
-    def close(self) -> None:
-        """Stop serving."""
-        for served in (
-            self._reporter, self._words, self._followed, self._local, self._http, self._replays,
-        ):  # fmt: skip
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop serving; with a limit, what takes longer is left behind.
+
+        Without brokers each client waits for seconds: they are closed at the same time.
+        """
+        clients = (self._reporter, self._words, self._followed)
+        closing = [guard.thread("weft-close", one.close) for one in clients if one is not None]
+        for thread in closing:
+            thread.start()
+        for served in (self._local, self._http, self._replays):
             if served is not None:
                 served.close()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in closing:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
         self._reporter = self._words = self._followed = self._local = self._http = None
         self._replays = None

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 WATCH_S, WATCH_IDLE_S = 0.1, 0.4
 LOOK_FIRST_S = 0.005  # so that a short run ends quickly
 LOOP_CLOSE_S = 5.0
+CLOSE_NOW_S = 0.5  # for the last report, after a second signal
 TOPIC_IDS_S = 1.0  # limits how long the watch waits
 
 
@@ -363,7 +364,8 @@ class Run:
             self._loop.close(timeout_s)
 
     def _close_clients(self) -> None:
-        self._outside.close()
+        hurried = self.member is not None and self.member.hurried
+        self._outside.close(CLOSE_NOW_S if hurried else None)
         for ledger in self._ledgers:
             ledger.close()
         if self._admin is not None:
