@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from tests.support.waiting import wait_for
 
 import weft
 from weft.errors import ConfigError
+from weft.kafka.ports import OutMessage, Word
 from weft.observe.group_orders import ANSWER, SILENT_S, command_key, key_of, kind_of, packed
 from weft.observe.orders import Order
 from weft.observe.why import why
 from weft.runtime.run import group_control
+from weft.runtime.run.group_control import GroupControl
 from weft.runtime.run.preflight import _make_control
 from weft.testing import MemoryKafka
 
@@ -214,3 +217,38 @@ def test_reports_and_control_are_two_topics():
     """Who may report may not command."""
     with pytest.raises(ConfigError, match="two topics"):
         weft.App(group="g", kafka={}, control="t", reports="t")
+
+
+def test_the_topic_is_not_copied_for_each_command(monkeypatch):
+    """It was, and it can contain 10,000 holds."""
+    monkeypatch.setattr(group_control, "BEAT_S", 3_600.0)
+    words: dict[bytes, Word] = {}
+    copies, before = 0, []
+
+    def last() -> dict[bytes, Word]:
+        nonlocal copies
+        copies += 1
+        return words.copy()
+
+    def send(message: OutMessage, _answered: Any) -> None:
+        if message.value is not None:
+            words[bytes(message.key or b"")] = Word(message.value, time.time())
+
+    def obey(_order: Order) -> list[Any]:
+        before.append(copies)
+        return []
+
+    for number in range(20):
+        given = order("hold", number, topic="a", key=f"k{number}", for_s=60.0)
+        words[command_key("g", given)] = Word(packed(given), time.time())
+    followed = SimpleNamespace(last=last, is_read=lambda: True, now=time.time, close=lambda: None)
+    producer = SimpleNamespace(send=send, flush=lambda _s: None, close=lambda _s: None)
+    clients: Any = SimpleNamespace(
+        producer=lambda *_: producer, last_words=lambda *_, **__: followed
+    )
+    control = GroupControl(TOPIC, "g", "m", clients, obey)
+    try:
+        wait_for(lambda: len(before) == 20)
+    finally:
+        control.close()
+    assert len(set(before)) == 1

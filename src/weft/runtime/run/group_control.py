@@ -159,7 +159,8 @@ class GroupControl:
             if key != self._beat_key:
                 self._take(key, word)
                 self._beat()  # a command may wait for a commit
-                self._note_echo(self._words.last())
+                if self._echoed < self._beats:  # otherwise each command would copy all words
+                    self._note_echo(self._words.last())
 
     def _take(self, key: bytes, word: Word) -> None:
         if not word.value:
