@@ -122,7 +122,7 @@ def _row(one: Any) -> str:
         name += f" {one.metavar}" if one.metavar else ""
     needed = " Required." if one.required else ""
     given = one.default if isinstance(one.default, str | int | float) else None
-    default = f" Default: `{given}`." if given not in (None, False) else ""
+    default = f" Default: `{given}`." if given not in (None, False, "") else ""
     meaning = (one.help or "").strip()
     return f"| `{name}` | {meaning}{needed}{default} |".replace("…", "...")
 
