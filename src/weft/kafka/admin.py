@@ -42,7 +42,6 @@ _RETRY_PAUSE_S = 0.1
 _UNANSWERED_MAX = 5
 #: former clients that wait for a group's description, for at most an hour: each has threads
 _FORMER_MAX = 3
-_ERRORS_READ_MAX = 100
 #: most groups without members whose offsets are read
 _IDLE_GROUPS_MAX = 200
 #: The first attempt ends early, so that a refused login is reported soon.
@@ -300,10 +299,7 @@ class KafkaAdmin:
             try:
                 found = clib.committed(reader, partitions, left_s)
             except KafkaException:
-                # The reason of a time-out is an error in its queue.
-                for message in reader.consume(_ERRORS_READ_MAX, 0):
-                    if (error := message.error()) is not None:
-                        self._failures.note(error)
+                self._failures.note_queued(reader)
                 raise
             for one in found:
                 if one.error and one.error not in _MISSING:

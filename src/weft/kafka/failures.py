@@ -28,6 +28,8 @@ _TIMED_OUT: int = KafkaError._TIMED_OUT
 _FATAL: int = KafkaError._FATAL
 _NO_LEADERS: int = KafkaError._NOENT
 _SSL: int = KafkaError._SSL
+#: most messages that are looked at for an error
+QUEUED_READ_MAX = 100
 
 
 _OTHER_PROTOCOL = (
@@ -69,6 +71,12 @@ class Failures:
         tls = self._last is not None and self._last.code() == _SSL
         if error.code() != _ALL_DOWN and not (tls and passes(error.code())):
             self._last = error
+
+    def note_queued(self, consumer: Consumer) -> None:
+        """Note what a consumer has in its queue: there is the reason of a request's time-out."""
+        for message in consumer.consume(QUEUED_READ_MAX, 0):
+            if (error := message.error()) is not None:
+                self.note(error)
 
     def forget(self) -> None:
         """Drop errors noted during an earlier request."""

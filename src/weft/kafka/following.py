@@ -242,9 +242,7 @@ def words_of(settings: ClientSettings, topic: str) -> list[Line]:
     try:
         return _read(consumer, settings.bootstrap, topic)
     except (KafkaException, TimeoutError) as error:
-        for message in consumer.consume(MESSAGES_AT_A_TIME, 0):  # it may hold the reason
-            if (noted := message.error()) is not None:
-                failures.note(noted)
+        failures.note_queued(consumer)
         raise failures.explained(f"read topic {topic}", error) from None
     finally:
         consumer.close()

@@ -40,32 +40,32 @@ class Reachable:
         #: partitions whose log ends earlier -> number of such answers in a row
         self._short: dict[TopicPartition, int] = {}
 
-    def of(self, left: Mapping[TopicPartition, int]) -> dict[TopicPartition, int] | None:
-        """These ends without what does not exist; None: no change. May wait, now and then."""
+    def of(self, left: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """These ends without what does not exist. May wait, now and then."""
         if time.monotonic() < self._due or not left:
-            return None
+            return left
         try:
             topics = sorted({topic for topic, _ in left})
             ends = self._admin.ends(topics, committed=False, timeout_s=LOGS_S)
         except KafkaUnavailable as error:
             _log.debug("the ends of the logs cannot be read now: %s", error)
-            return None
+            return left
         finally:
             self._due = time.monotonic() + LOGS_EVERY_S
         short = [where for where, end in left.items() if ends.get(where, 0) < end]
         self._short = {where: self._short.get(where, 0) + 1 for where in short}
         gone = [where for where, looks in self._short.items() if looks >= SHORT_MAX]
-        if gone:
-            event(
-                "warning",
-                "records to drain no longer exist: a topic was deleted or recreated, or its log "
-                "truncated",
-                partitions=names(gone),
-                records=sum(left[where] - ends.get(where, 0) for where in gone),
-            )
-        lower = {where: min(end, ends.get(where, 0)) for where, end in left.items()}
-        kept = {where: lower[where] if where in gone else end for where, end in left.items()}
-        return {where: end for where, end in kept.items() if end > 0} if gone else None
+        if not gone:
+            return left
+        event(
+            "warning",
+            "records to drain no longer exist: a topic was deleted or recreated, or its log "
+            "truncated",
+            partitions=names(gone),
+            records=sum(left[where] - ends.get(where, 0) for where in gone),
+        )
+        lower = {where: ends.get(where, 0) for where in gone}
+        return {where: end for where, end in (left | lower).items() if end > 0}
 
 
 class Drain:
@@ -134,8 +134,7 @@ class Drain:
         if time.monotonic() < self._others_due:
             return
         self._others_due = time.monotonic() + OTHERS_EVERY_S
-        left = self._reachable.of(self._left)
-        self._left = self._left if left is None else left
+        self._left = self._reachable.of(self._left)
         elsewhere = sorted(set(self._left) - set(ours))
         if not elsewhere:
             return

@@ -32,18 +32,22 @@ DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_4
 LOCAL_BROKER = "localhost:9092"
 
 
+def is_transactional(handlers: Sequence[HandlerOptions]) -> bool:
+    """Whether any of them needs transactions."""
+    return any(handler.delivery == "exactly_once" for handler in handlers)
+
+
 def connection_of(
     options: AppOptions, handlers: Sequence[HandlerOptions], fleet_instance_id: str | None = None
 ) -> Connection:
     """The clients of an app with these handlers; raises ConfigError for its properties."""
-    transactional = any(handler.delivery == "exactly_once" for handler in handlers)
     return connect(
         options.kafka,
         options.producer,
         group=options.group,
         buffer_records=options.buffer_records,
         buffer_bytes=options.buffer_bytes,
-        delivery="exactly_once" if transactional else "at_least_once",
+        delivery="exactly_once" if is_transactional(handlers) else "at_least_once",
         fleet_instance_id=fleet_instance_id,
     )
 

@@ -41,6 +41,7 @@ from weft.runtime.run.preflight import (
     check_cluster,
     connection_of,
     drain_of,
+    is_transactional,
 )
 from weft.runtime.run.result_stream import Results, ResultStream, as_handled
 from weft.runtime.run.run_snapshot import Snapshots, ending_of, report_of, under_way
@@ -204,9 +205,7 @@ class Run:
             make_reader=partial(self._connection.log_reader, as_consumer=True),
             make_producer=self._connection.producer,
             make_executors=self._make_executors,
-            make_transactor=self._make_transactor
-            if any(handler.delivery == "exactly_once" for handler in self._handlers)
-            else None,
+            make_transactor=self._make_transactor if is_transactional(self._handlers) else None,
             drain_timeout_s=options.drain_timeout_s,
             revoke_timeout_s=min(
                 options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3

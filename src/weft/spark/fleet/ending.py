@@ -54,8 +54,7 @@ class GroupDrain:
         elsewhere = set(self._left) - set(finished)
         if elsewhere and time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._asked_at = time.monotonic()
-            left = self._reachable.of(self._left)
-            self._left = self._left if left is None else left
+            self._left = self._reachable.of(self._left)
             self._strike(elsewhere & set(self._left))
             elsewhere &= set(self._left)
         return not elsewhere

@@ -9,7 +9,7 @@ from weft.errors import ConfigError
 from weft.kafka.connect import MEMORY_SCHEME, Connection, connect
 from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.routing import Routes
-from weft.runtime.run.preflight import ANSWER_S, check_cluster, unanswered
+from weft.runtime.run.preflight import ANSWER_S, check_cluster, is_transactional, unanswered
 from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.membership import member_kafka
@@ -41,7 +41,7 @@ class Upfront:
         _check_ledgers(app)
         #: members have static ids; under the new group protocol a restart would have to wait
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
-        self._transactional = any(one.delivery == "exactly_once" for one in app.handlers)
+        self._transactional = is_transactional(app.handlers)
         #: the driver's own clients
         self._connect = partial(
             connect,
