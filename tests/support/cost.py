@@ -19,6 +19,7 @@ import pytest
 
 #: a test that took less has started no process; what it used counts with a later one
 LOOK_S = 0.05
+REST = "start and end"
 
 
 class Tree:
@@ -91,9 +92,10 @@ class Cost:
                 file.write(f"{row}\n")
 
     def pytest_sessionfinish(self) -> None:
-        """Hand over what this process has counted."""
+        """Hand over what this process has counted; no test's turn holds its start and its end."""
         if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["cost"] = dict(self._tests)
+            rest = self._tree.total() - sum(self._tests.values())
+            self._config.workeroutput["cost"] = {**self._tests, REST: rest}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -102,8 +104,12 @@ class Cost:
             self._tests[test] += used
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table; what no test's turn holds is what it takes to collect them, and to end."""
-        self._tests["start and end"] = self._tree.total() - sum(self._tests.values())
+        """The table. Dealing is this process alone: what workers started may have outlived them."""
+        if REST in self._tests:
+            times = psutil.Process().cpu_times()
+            self._tests["dealing"] = times.user + times.system
+        else:
+            self._tests[REST] = self._tree.total() - sum(self._tests.values())
         folders: dict[str, float] = defaultdict(float)
         for node, used in self._tests.items():
             folders[node.partition("::")[0].rpartition("/")[0] or node] += used

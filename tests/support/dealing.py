@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from xdist.scheduler import LoadScheduling
@@ -20,12 +21,13 @@ SHARING = (
     # a browser
     ("page",),
 )  # fmt: skip
+BEGINS = tuple(tuple(f"tests/integration/{name}" for name in names) for names in SHARING)
 
 
+@cache
 def group_of(test: str) -> int:
     """Whose test it is: the number of a worker, or -1 where nothing is shared."""
-    begins = (tuple(f"tests/integration/{name}" for name in names) for names in SHARING)
-    return next((number for number, names in enumerate(begins) if test.startswith(names)), -1)
+    return next((number for number, begins in enumerate(BEGINS) if test.startswith(begins)), -1)
 
 
 class Dealing(LoadScheduling):
@@ -36,11 +38,15 @@ class Dealing(LoadScheduling):
 
     def _send_tests(self, node: Any, num: int) -> None:
         worker = self.nodes.index(node)
-        collection = self.collection or []
-
-        def turn(number: int) -> tuple[int, int]:
-            group = group_of(collection[number])
-            return (0 if group == worker else 1 if group < 0 else 2), number
-
-        self.pending.sort(key=turn)
+        for place in range(min(num, len(self.pending))):
+            self.pending.insert(place, self.pending.pop(self._next(worker, place)))
         super()._send_tests(node, num)
+
+    def _next(self, worker: int, begin: int) -> int:
+        """Where in `pending` the worker's next test is; a sort for each test took a minute."""
+        collection = self.collection or []
+        for group in (worker, -1):
+            for place in range(begin, len(self.pending)):
+                if group_of(collection[self.pending[place]]) == group:
+                    return place
+        return begin
