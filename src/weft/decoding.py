@@ -323,7 +323,11 @@ def message_of(error: BaseException) -> str:
     errors = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic") and callable(errors):
         found = errors(include_input=False, include_url=False, include_context=False)
-        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+        places = (".".join(map(str, one["loc"])) for one in found)  # "": the whole value
+        return "; ".join(
+            f"{place}: {one['msg']}" if place else one["msg"]
+            for place, one in zip(places, found, strict=True)
+        )
     return str(error)
 
 

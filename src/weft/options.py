@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from weft.decoding import check_kind, is_async
@@ -98,7 +99,9 @@ def check_names(function: str, given: Iterable[str], options: Any) -> None:
     """TypeError, like Python's, for an argument that is none of these options."""
     for name in given:
         if name not in options.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+            close = get_close_matches(name, options.__annotations__, n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def default_concurrency(executor: object) -> int:

@@ -58,11 +58,12 @@ def check_signature(
         return  # a builtin without a signature: its first call will show
     try:
         bound = signature.bind(*wanted)
-    except TypeError as error:
-        why = "with a ledger, tx is its open transaction" if "tx" in wanted else str(error)
+    except TypeError:
+        name, given = getattr(function, "__name__", "handler"), ", ".join(signature.parameters)
+        why = " (tx is the ledger's open transaction)" if "tx" in wanted else ""
         raise ConfigError(
             f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
-            f"def {getattr(function, '__name__', 'handler')}({', '.join(wanted)}) ({why})"
+            f"write def {name}({', '.join(wanted)}){why}, not {name}({given})"
         ) from None
     hints = hints_of(function)
     first = next(iter(bound.arguments), "")

@@ -50,7 +50,7 @@ def asyncapi(
     target: Target,
     as_json: Annotated[bool, typer.Option("--json", help="On one line.")] = False,
 ) -> None:
-    """Print what an app reads and writes as an AsyncAPI 3.0 document (JSON).
+    """Print what an app reads and writes as AsyncAPI 3.0 (JSON).
 
     Topics, consumer group, schemas of values and keys, outputs and dead letters; no secrets. No
     broker is needed. A topic that only weft.Produce(topic=…) names is not known and not listed.

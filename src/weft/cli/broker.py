@@ -80,6 +80,9 @@ def status(data: _Data = None, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
+    if not found["nodes"]:
+        typer.echo("no broker is running: start one with `weft broker up`")
+        return
     table = Table("node", "address", "pid", "state", title=f"{found['data']}: {found['state']}")
     for node in found["nodes"]:
         table.add_row(str(node["id"]), node["address"], str(node["pid"] or ""), node["state"])

@@ -124,9 +124,10 @@ def note_unused(kafka: cluster.Cluster) -> None:
 
 @cluster.spread
 def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For = "1h") -> int:
-    """Start no records of a topic, of a handler, or of the whole app, until it expires.
+    """Pause a topic, a handler or the whole app for some time.
 
-    Running calls and commits continue. Exit 0 only when each member has answered and obeyed.
+    No record starts. Running calls and commits continue. Exit 0 only when each member has answered
+    and obeyed.
 
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
@@ -136,9 +137,10 @@ def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For 
 
 @cluster.spread
 def resume(reach: Reach, topic: Topic = None, handler: Handler = None) -> int:
-    """End pauses by command: of a topic, of a handler, or all. Pauses by the app itself remain.
+    """End pauses of a topic, of a handler, or all.
 
-    For a handler, or all: records that wait because of hold= or brake= continue, too.
+    Pauses by the app itself remain. For a handler, or all: records that wait because of hold= or
+    brake= continue, too.
 
     Example: weft resume --topic orders --reason "payment service is back"
     """
@@ -159,7 +161,7 @@ def set_(
     handler: Handler = None,
     for_: For = "1h",
 ) -> int:
-    """Set concurrency, rate or time-out of a handler, or of all, until it expires.
+    """Set concurrency, rate or time-out of handlers for some time.
 
     Each member gets the value. Concurrency may be higher than declared: up to 10,000 calls async,
     1,000 on threads; not with worker processes or a ledger. A new time-out also applies to calls
@@ -182,7 +184,9 @@ def stop(
     token_file: TokenFile = None,
     as_json: cluster.Json = False,
 ) -> int:
-    """Stop members cleanly, as SIGTERM does: finish what runs, commit, leave the group.
+    """Stop members cleanly, as SIGTERM does.
+
+    They finish running calls, commit and leave the group.
 
     Example: weft stop --group geofence --reason "moving to the new cluster"
     """
@@ -208,7 +212,7 @@ def log(
     control: Control = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """List the commands in force, and the last commands with each member's answer.
+    """List the commands in force, the last ones, and members' answers.
 
     With --control from that topic, also while no member runs: the last command for each target,
     the commands of the last 8 days that are not for later members, and the newest 1,000 answers.

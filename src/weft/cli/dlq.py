@@ -71,7 +71,9 @@ def ls(
     group: Group = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """List dead letters, newest first: time, source, key, error, and whether they were replayed.
+    """List dead letters, newest first.
+
+    Shows time, source, key, error, and whether each was replayed.
 
     Example: weft dlq ls orders.dlq --where 'error.type == "Timeout" and attempts >= 5'
     """
@@ -117,7 +119,7 @@ def show(
     group: Group = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show dead letters in full: where each record was, why it failed, its headers.
+    """Show dead letters in full: source, error and headers.
 
     --json prints a list, and one object for TOPIC:PARTITION:OFFSET.
 
@@ -179,7 +181,9 @@ def stats(
     ] = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Count dead letters by error type or another field, and how many are not replayed yet.
+    """Count dead letters by error type or another field.
+
+    Counts those that are not replayed yet, too.
 
     Example: weft dlq stats orders.dlq --by hour --where 'error.type == "Timeout"'
     """

@@ -80,9 +80,10 @@ def replay(
     ] = False,
     as_json: cluster.Json = False,
 ) -> None:
-    """Send dead letters back to their source topics, in order; without --yes it is a dry run.
+    """Send dead letters back to their source topics, in order.
 
-    Each goes to its own partition, in the order of its record. A killed replay is continued.
+    Without --yes it is a dry run. Each goes to its own partition, in the order of its record. A
+    killed replay is continued.
 
     Example: weft dlq replay orders.dlq --where 'error.type == "Timeout"' --stale skip --yes
     """
@@ -154,7 +155,7 @@ class _Call:
         if not self.yes:
             if self.as_json:
                 typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
-            else:
+            elif plan.eligible:
                 typer.echo("Nothing was sent: add --yes to do it.", err=True)
             return
         # With what happens to stale letters; asks if --stale is missing
@@ -174,9 +175,10 @@ class _Call:
             names = ", ".join(others)
             question = f"{names:.200} would get them, too. Continue"
             if _asked("--other-groups", question, ("no", "yes")) != "yes":
+                who, s = ("groups", "") if len(others) > 1 else ("group", "s")
                 raise ConfigError(
-                    f"group {names:.200} reads the topic, too, and would handle these records "
-                    "again: add --other-groups if that is meant"
+                    f"{who} {names:.200} read{s} the topic, too, and would handle these records "
+                    "again: add --other-groups to send them anyway"
                 )
         run.check(plan)
         if self.outcome_s is None:

@@ -60,9 +60,9 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Check this machine and, with MODULE:APP, what the app needs: brokers, topics, rights.
+    """Check this machine, and an app's brokers, topics and rights.
 
-    Asks only: joins no group, creates no topic. Exit code 1 if a check fails.
+    Reads only: joins no group, creates no topic. Exit code 1 if a check fails.
 
     Example: weft doctor geofence:app
     """

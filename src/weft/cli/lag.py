@@ -40,9 +40,10 @@ def lag(
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Show the true lag of a group: records finished beyond the commit are not counted.
+    """Show the true lag of a group: the records that remain.
 
-    Works for any group with offset maps, also of the Java Parallel Consumer, without joining it.
+    Those finished beyond the commit are not counted. Works for any group with offset maps, also of
+    the Java Parallel Consumer, without joining it.
 
     Example: weft lag --group geofence --bootstrap-servers localhost:9092 --json
     """
@@ -104,7 +105,9 @@ class LagTable:
         ordered = sorted(rows, key=lambda row: (row.problem is None, -(row.remaining or 0)))
         self._rows, self._left_out = ordered[:ROWS_MAX], ordered[ROWS_MAX:]
         total = sum(row.remaining or 0 for row in rows)
-        self._title = f"group {group}: {total:,} remaining in {len(rows):,} partitions"
+        self._title = (
+            f"group {group}: {total:,} remaining in {len(rows):,} partition{'s' * (len(rows) != 1)}"
+        )
         parked, held = (sum(getattr(row, name) for row in rows) for name in ("parked", "held"))
         if parked or held:
             self._title += f"; {parked:,} parked, {held:,} held:\nweft parked ls --group {group}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weft.app import App
 
 _log = logging.getLogger("weft")
+_WEFT = str(Path(__file__).parents[1]) + os.sep
 
 Target = Annotated[
     str,
@@ -88,6 +89,7 @@ def load_module(name: str) -> ModuleType:
         frames = traceback.extract_tb(error.__traceback__)
         # `<frozen os>` raises the KeyError of os.environ["X"]; it is not the user's code.
         own = [f for f in frames if "importlib" not in f.filename and f.filename[:1] != "<"]
+        own = [f for f in own if not f.filename.startswith(_WEFT)] or own
         where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
         raise ConfigError(
             f"module {name} cannot be imported: {type(error).__name__}: {error}{where}"

@@ -58,11 +58,22 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "weft"
         message = usage().replace(": Value error, ", ": ")  # Typer's prefix
+        if message.startswith("No such command"):
+            message = f"{message.partition('.')[0]}: {_commands_like(error)}"
         if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
             sys.stderr.write(f"{message}\n")
             return EXIT_BAD_INPUT
         return _fail(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
     return result if isinstance(result, int) else 0
+
+
+def _commands_like(error: Any) -> str:
+    """The command that was meant, or all of them."""
+    from difflib import get_close_matches
+
+    names = error.ctx.command.list_commands(error.ctx)
+    meant = get_close_matches(error.message.split("'")[1], names, n=1, cutoff=0.75)
+    return f"did you mean {meant[0]}?" if meant else f"choose one of {', '.join(names)}"
 
 
 def _fail(message: str, code: int) -> int:

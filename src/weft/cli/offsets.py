@@ -43,7 +43,7 @@ def decode(
     offset: Annotated[int, typer.Option(min=0, help="The committed offset.")],
     as_json: cluster.Json = False,
 ) -> None:
-    """Decode the metadata of a commit into the offsets that are not done.
+    """Decode the metadata of a commit: the offsets not done.
 
     Example: weft offsets decode --offset 100 bAAK3AMA --json
     """
@@ -83,7 +83,7 @@ def show(
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show a group's committed offsets: frontier, records done beyond it, and lag.
+    """Show a group's commits: frontier, records done beyond it, lag.
 
     Example: weft offsets show --group geofence --bootstrap-servers localhost:9092 --json
     """

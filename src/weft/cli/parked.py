@@ -73,7 +73,7 @@ class OfReach(Reach):
 
 @app.callback()
 def _parked() -> None:
-    """Show records that are parked or held, also while no member of the group runs.
+    """Show and release parked and held records.
 
     Example: weft parked ls --group geofence --bootstrap-servers localhost:9092
     """
@@ -89,9 +89,10 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, help="Show the first N in the table.")] = 50,
     as_json: cluster.Json = False,
 ) -> None:
-    """List parked and held records, from the group's commits: attempts, until when, error hash.
+    """List parked and held records: attempts, until when, error hash.
 
-    Keys are read from the topics, by offset. --json prints every record, without keys.
+    They are read from the group's commits. Keys are read from the topics, by offset. --json prints
+    every record, without keys.
 
     Example: weft parked ls orders --group billing --bootstrap-servers localhost:9092
     """
@@ -136,7 +137,7 @@ def show(
     ] = False,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show parked or held records: what is remembered of each, its key and headers.
+    """Show parked and held records in full, with key and headers.
 
     --json prints a list, and one object for TOPIC:PARTITION:OFFSET.
 

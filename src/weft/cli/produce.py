@@ -37,7 +37,9 @@ def produce(
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of every record. Default: none.")] = None,
 ) -> None:
-    """Send each line of a file or of stdin as a record; empty lines are skipped.
+    """Send each line of a file or of stdin as a record.
+
+    Empty lines are skipped.
 
     Example: echo '{"speed_kmh": 150}' | weft produce gps.positions --key car-7
     """

@@ -49,7 +49,7 @@ Places = Annotated[
 
 @key_app.callback()
 def _key() -> None:
-    """Act on all records of one key: hold, release, retry, skip or export them.
+    """Hold, release, retry, skip or export the records of one key.
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
@@ -57,7 +57,7 @@ def _key() -> None:
 
 @record_app.callback()
 def _record() -> None:
-    """Act on single records: retry, skip or export them.
+    """Retry, skip or export single records.
 
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
@@ -68,7 +68,9 @@ def _record() -> None:
 def key_hold(
     topic: Topic, reach: Reach, key: Key = None, where: Here = None, for_: For = "1h"
 ) -> int:
-    """Start no record of this key, also later ones, until the hold expires.
+    """Start no record of this key until the hold expires.
+
+    Later records of the key wait, too.
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
@@ -90,7 +92,9 @@ def key_release(topic: Topic, reach: Reach, key: Key = None, where: Here = None)
 @key_app.command("retry")
 @cluster.spread
 def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
-    """Retry the first record of a key now; it waits for its next attempt or is parked.
+    """Retry the first record of a key now.
+
+    It waits for its next attempt, or is parked.
 
     Example: weft key retry --topic orders --key cust-17 --reason "the service is back"
     """
@@ -101,9 +105,10 @@ def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -
 @key_app.command("skip")
 @cluster.spread
 def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
-    """Count the first record of a key as done without handling it; it waits or is parked.
+    """Count the first record of a key as done without handling it.
 
-    The answer names it, after the commit. With --where: the first one of each key.
+    It waits or is parked. The answer names it, after the commit. With --where: the first one of
+    each key.
 
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
@@ -136,7 +141,9 @@ def record_retry(records: Places, reach: Reach) -> int:
 @record_app.command("skip")
 @cluster.spread
 def record_skip(records: Places, reach: Reach) -> int:
-    """Count records as done without handling them; the answer comes after the commit.
+    """Count records as done without handling them.
+
+    The answer comes after the commit.
 
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
@@ -146,7 +153,7 @@ def record_skip(records: Places, reach: Reach) -> int:
 @parked_app.command()
 @cluster.spread
 def release(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
-    """Release parked and held records: they start with new attempts, in key order.
+    """Release parked and held records with new attempts, in key order.
 
     The records are read from the group's commits; its running members obey. If a commit has no
     room for all, the members are queried for the ones that they hold.
@@ -217,9 +224,10 @@ class Export(cluster.Cluster):
 @parked_app.command()
 @cluster.spread
 def export(options: Export, place: OfPlace = None, where: Where = None) -> None:
-    """Print parked and held records with their values, one JSON object per line.
+    """Print parked and held records as JSON, with their values.
 
-    Text is printed as it is; bytes that are not UTF-8 are in `key_base64` and `value_base64`.
+    One object per line. Text is printed as it is; bytes that are not UTF-8 are in `key_base64` and
+    `value_base64`.
 
     Example: weft parked export orders --group billing > parked.jsonl
     """
@@ -229,7 +237,9 @@ def export(options: Export, place: OfPlace = None, where: Where = None) -> None:
 @key_app.command("export")
 @cluster.spread
 def key_export(topic: Topic, options: Export, key: Key = None, where: Where = None) -> None:
-    """Print the parked and held records of a key with their values, one JSON object per line.
+    """Print the parked and held records of a key as JSON, with values.
+
+    One object per line.
 
     Example: weft key export --topic orders --key cust-17 --group billing
     """
@@ -242,7 +252,9 @@ def key_export(topic: Topic, options: Export, key: Key = None, where: Where = No
 @record_app.command("export")
 @cluster.spread
 def record_export(records: Places, options: Export) -> None:
-    """Print records with their values, parked or not, one JSON object per line.
+    """Print records as JSON, with their values, parked or not.
+
+    One object per line.
 
     Example: weft record export orders:2:17 --group billing
     """

@@ -45,9 +45,10 @@ def redo(
         ),
     ] = None,
 ) -> int:
-    """Handle finished records again, in place: read from their topic, in this group only.
+    """Handle finished records again, in this group only.
 
-    Each is called once, in key order with the records in flight. The answer has its outcome.
+    They are read from their topic. Each is called once, in key order with the records in flight.
+    The answer has its outcome.
 
     Example: weft redo orders:2:17 --group billing --reason "the invoice was wrong"
     """

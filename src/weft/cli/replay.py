@@ -43,9 +43,10 @@ def replay(
         bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
 ) -> int:
-    """Process the records of a time range again and write their outputs to the topics.
+    """Process the records of a time range again, on Spark.
 
-    Committed offsets do not change. Side effects of the handler happen again.
+    Their outputs are written to the topics. Committed offsets do not change. Side effects of the
+    handler happen again.
 
     Exit codes: 0 all records are done; 1 the job failed; 2 bad input; 3 some records failed.
 

@@ -62,7 +62,7 @@ def status(
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> int:
-    """Show the runs on this machine, worst first: blocking records, partitions, rates.
+    """Show the runs on this machine, worst first.
 
     Runs started with `weft run` are discovered automatically. Healthy ones share one line.
 
@@ -101,9 +101,10 @@ def why(
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> int:
-    """Explain what blocks a commit, where a record is, and what to do next.
+    """Explain what blocks a commit, and what to do next.
 
-    Without an argument: why no record starts, and the three worst records.
+    With a record or a key: where its records are. Without an argument: why no record starts, and
+    the three worst records.
 
     Example: weft why gps.positions:3
     """

@@ -206,7 +206,11 @@ def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> di
         body = _within(URL_WHOLE_S, partial(_read, request, url))
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        why = ": is its process suspended, or overloaded?" if "timed out" in str(reason) else ""
+        why = (
+            ": is its process suspended, or overloaded?"
+            if "timed out" in str(reason)
+            else ": does the app run with --http or App(http=...) at this address?"
+        )
         raise FatalError(f"{url}: no answer: {reason}{why}") from None
     try:
         found: dict[str, Any] = json.loads(body)

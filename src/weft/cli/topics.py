@@ -36,7 +36,9 @@ def create(
     ] = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Create topics with the cluster's default replication; existing topics are not changed.
+    """Create topics that do not exist.
+
+    They have the cluster's default replication. Existing topics are not changed.
 
     Example: weft topics create gps.positions gps.alerts --partitions 4
     """

@@ -147,6 +147,8 @@ def test_a_replay_only_looks_unless_told_yes(kafka, dlq):
     assert "1 of 4 letters would run after newer" in look.out
     assert look.err == "Nothing was sent: add --yes to do it.\n"
     assert len(kafka.records(TOPIC)) == 8
+    nothing = dlq("replay", DLQ, "--where", 'key == "nobody"')
+    assert (nothing.err, "0 letters to send" in nothing.out) == ("", True)
 
 
 def test_stale_letters_need_a_decision(kafka, dlq):
@@ -182,6 +184,9 @@ def test_another_group_has_to_be_meant(kafka, dlq):
     assert "which billing, search read" in dlq("replay", DLQ).out
     where = ("--where", 'key == "k3"')
     assert "group search reads the topic, too" in refused(dlq("replay", DLQ, "--yes", *where))
+    handle(kafka, bad=set(), group="audit")
+    said = refused(dlq("replay", DLQ, "--yes", *where))
+    assert "groups audit, search read the topic, too" in said
     assert dlq("replay", DLQ, "--yes", "--other-groups", *where, "--json").json["sent"] == 1
 
 

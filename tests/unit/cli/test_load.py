@@ -15,3 +15,15 @@ def test_the_line_is_the_users_own(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"NOT_SET_ANYWHERE.* \(needs_a_variable\.py:2\)$"):
         load_module("needs_a_variable")
+
+
+def test_an_error_that_weft_raised_names_the_line_of_the_app(tmp_path, monkeypatch) -> None:
+    """And the option that was meant."""
+    (tmp_path / "has_a_typo.py").write_text(
+        'import weft\napp = weft.App(group="g", kafka={})\n@app.consume("t", concurency=3)\n'
+        "def check(record): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"did you mean concurrency\? \(has_a_typo\.py:3\)$"):
+        load_module("has_a_typo")

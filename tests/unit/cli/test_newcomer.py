@@ -48,6 +48,31 @@ def test_every_command_has_help_with_an_example(words):
     assert " ".join(words) in example
 
 
+@pytest.mark.parametrize(
+    "words", [words for words, command in COMMANDS.items() if hasattr(command, "list_commands")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_list_of_commands_has_whole_sentences(capsys, words):
+    """No summary is cut at 80 columns."""
+    assert run([*words[1:], "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("topic", "create", "x"), "did you mean topics?"),
+        (("start", "app:app"), "choose one of run, broker, offsets,"),
+        (("broker", "start"), "choose one of up, down, status;"),
+        (("dlq", "list"), "choose one of replay, ls, show, stats;"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_an_unknown_command_names_the_known_ones(capsys, words, hint):
+    """The one that was meant, or all."""
+    assert hint in fails(capsys, *words)
+
+
 @pytest.mark.parametrize("program", ["simulators", "demo", "benchmarks"])
 def test_every_program_of_the_repository_has_help_with_an_example(program):
     """`python -m PROGRAM --help`, from the repository's folder, shows a line that can be run."""

@@ -301,6 +301,16 @@ def test_classes_with_fields_are_made_of_json(kind):
     assert [(one.value.number, one.value.lines) for one in seen] == [(7, ["a"])]
 
 
+def test_the_error_of_a_whole_value_has_no_empty_place():
+    """As for a value that is not JSON at all; else the field is named."""
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Order", number=int)
+    app = app_of("async", [], value=model, on_exhausted=weft.Skip())
+    broken, wrong = run(app, [(b"a", b"no json"), (b"b", b'{"number": "x"}')])
+    assert "ValidationError: Invalid JSON" in broken.error.message
+    assert "ValidationError: number: " in wrong.error.message
+
+
 @dataclasses.dataclass
 class Basket:
     """One that holds others."""

@@ -261,15 +261,15 @@ class Rebalance:
         stored = self._committer.send_last(ours) and ended
         membership.door.call(lambda engine, now: engine.closed(now, ours))
         self._forget(ours)
-        event(
-            "info",
-            "revoked",
-            partitions=names(partitions),
-            seconds=round(self._membership.now() - began, 3),
-            finished=finished,
-            committed=stored,
-        )
         if partitions:  # a member that has none leaves, too
+            event(
+                "info",
+                "revoked",
+                partitions=names(partitions),
+                seconds=round(self._membership.now() - began, 3),
+                finished=finished,
+                committed=stored,
+            )
             membership.callbacks.call(self._config.on_revoke, list(partitions))
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:

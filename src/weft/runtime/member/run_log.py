@@ -46,7 +46,7 @@ _GIVEN_UP = {
 
 
 #: instead of a traceback that the line of the last attempt has
-ABOVE = "(its traceback: see its last attempt, above)"
+ABOVE = "(traceback: at its last attempt, above)"
 
 
 class Line(NamedTuple):

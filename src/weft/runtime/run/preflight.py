@@ -176,10 +176,7 @@ def _report(
 
 def unanswered(connection: Connection, error: Exception, waited_s: float = ANSWER_S) -> FatalError:
     """The exception if no broker answers at the start."""
-    return FatalError(
-        f"no answer from {connection.described()} within {waited_s:.0f} s: is the broker up and "
-        f"the address right? ({error})"
-    )
+    return FatalError(f"no answer from {connection.described()} within {waited_s:.0f} s: {error}")
 
 
 def targets(

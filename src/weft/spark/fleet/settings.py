@@ -79,8 +79,8 @@ def fleet_settings(
     """Check what is possible without Spark; raises ConfigError in one line."""
     if not is_whole(members, 1, MEMBERS_MAX):
         raise ConfigError(
-            f'members={members!r}: engine="spark" needs how many members to run, a whole number '
-            f"from 1 to {MEMBERS_MAX}"
+            f'members={members!r}: engine="spark" needs the number of members, from 1 to '
+            f"{MEMBERS_MAX}"
         )
     check_spark_packages()
     master, conf = _checked_master(master), _checked_conf(conf)

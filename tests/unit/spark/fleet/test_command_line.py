@@ -24,8 +24,8 @@ def handle(record): ...
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], 'members=None: engine="spark" needs how many members'),
-        (["--members", "0"], 'members=0: engine="spark" needs how many members'),
+        ([], 'members=None: engine="spark" needs the number of members'),
+        (["--members", "0"], 'members=0: engine="spark" needs the number of members'),
         (["--members", "2", "--master", "sprak://h:1"], "is no Spark master"),
         (["--members", "2", "--conf", "spark.speculation=true"], "spark.speculation=true cannot"),
         (["--members", "2", "--conf", "spark.x"], "is not KEY=VALUE"),
