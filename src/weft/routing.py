@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from weft.errors import ConfigError
 from weft.options import HandlerOptions
 
+#: topics named in an error
+TOPICS_SHOWN = 10
+
 
 class Routes:
     """Topics and patterns of all handlers of one app."""
@@ -67,5 +70,6 @@ class Routes:
                 "name the topic literally"
             )
         if not matching:
-            raise ConfigError(f"topic {topic!r} has no handler")
+            known = ", ".join([*self._literal, *self.patterns][:TOPICS_SHOWN])
+            raise ConfigError(f"topic {topic!r} has no handler: the app reads {known or 'none'}")
         return matching[0][1]

@@ -28,6 +28,10 @@ DeliveryName = Literal["at_least_once", "at_most_once", "exactly_once"]
 OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "superseded"]
 
 
+#: how the message of a record begins whose dead letter the broker refuses
+LETTER_REFUSED = "dead letter refused: "
+
+
 class ErrorInfo(NamedTuple):
     """An exception as plain strings, which can cross processes and outlive its objects."""
 

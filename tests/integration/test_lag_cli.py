@@ -105,7 +105,7 @@ def test_an_open_transaction_is_named_as_the_cause(kafka_broker):
     )["partitions"]
     writer.abort_transaction(60)
     assert (row["remaining"], row["oldest_not_done"]) == (1, 0)
-    assert row["problem"].startswith("0 on waits behind an open transaction of another producer")
+    assert row["problem"].startswith("records from offset 0 wait behind an open transaction")
 
 
 def test_a_group_that_is_not_there(kafka_broker):

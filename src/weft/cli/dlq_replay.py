@@ -82,8 +82,7 @@ def replay(
 ) -> None:
     """Send dead letters back to their source topics, in order.
 
-    Without --yes it is a dry run. Each goes to its own partition, in the order of its record. A
-    killed replay is continued.
+    Without --yes it is a dry run. Each goes to its own partition. A killed replay is continued.
 
     Example: weft dlq replay orders.dlq --where 'error.type == "Timeout"' --stale skip --yes
     """

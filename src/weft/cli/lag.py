@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -120,10 +119,13 @@ class LagTable:
         if wished <= options.max_width:
             yield table
         else:
-            for (topic, problem), rows in groupby(self._rows, lambda row: (row.topic, row.problem)):
+            alike: dict[tuple[str, str | None], list[PartitionLag]] = {}
+            for row in self._rows:
+                alike.setdefault((row.topic, row.problem), []).append(row)
+            for (topic, problem), rows in alike.items():
                 heading = f"{topic}: {problem}" if problem else topic
                 yield Text(heading, overflow="fold")
-                yield _table(list(rows))
+                yield _table(rows)
         if self._left_out:
             yield Text(f"and {len(self._left_out):,} more partitions: see --json")
 

@@ -7,6 +7,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,8 @@ WATCH_EVERY_S = 2.0
 PARTITIONS_MAX = 10
 SENTENCES_MAX = 100
 LINES_MAX = 24
+#: offsets named of records that wait behind the same one
+OFFSETS_SHOWN = 5
 #: width of output that does not go to a terminal
 WIDTH_MAX = 10_000
 NAME_MIN = 12
@@ -195,7 +198,7 @@ def _why_shown(answers: Answers) -> Stack:
             )
         if "error" in answer:
             lines.append(Text(answer["error"], style="red"))
-        sentences = _sentences(answer)
+        sentences = _alike(answer)
         for one in sentences[:SENTENCES_MAX]:
             lines.append(Text(one["text"]))
             if one["next"]:
@@ -204,13 +207,40 @@ def _why_shown(answers: Answers) -> Stack:
                 lines += [Text(f"    {line}", "bright_black") for line in one.get("stack") or ()]
         if (more := len(sentences) - SENTENCES_MAX) > 0:
             lines.append(Text(f"and {more:,} more: name a partition, or see --json"))
-        for row in answer.get("found", ()):
-            for event in row.get("story", ()):
-                at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-                lines.append(Text(f"  {at} {event['what']}"))
+        told = dict.fromkeys(
+            (event["at"], event["what"])
+            for row in answer.get("found", ())
+            for event in row.get("story", ())  # of the record, or of the one in front of it
+        )
+        for at, what in told:
+            lines.append(Text(f"  {time.strftime('%H:%M:%S', time.localtime(at))} {what}"))
         if not answer.get("sentences") and "error" not in answer:
             lines.append(Text("This run holds no such record: it is done, or in another member."))
     return Stack(*lines)
+
+
+def _alike(answer: Row) -> list[Row]:
+    """Records that are queued behind the same one share a sentence; repeated advice is left out."""
+    shown: list[Row] = []
+    queued: dict[tuple[Any, ...], tuple[Row, list[str]]] = {}
+    for one, row in zip_longest(_sentences(answer), answer.get("found") or ()):
+        head = (row or {}).get("behind")
+        where = (row["topic"], row["partition"], head["offset"]) if head else None
+        if where in queued:
+            queued[where][1].append(f"{row['offset']:,}")
+            continue
+        same = bool(shown) and one["next"] == shown[-1]["next"]
+        shown.append({**one, "next": ""} if same else one)
+        if where is not None:
+            queued[where] = shown[-1], []
+    for one, more in queued.values():
+        if more:
+            dots = ", …" * (len(more) > OFFSETS_SHOWN)
+            text = (
+                f"{one['text']} So are {len(more):,} more: {', '.join(more[:OFFSETS_SHOWN])}{dots}"
+            )
+            shown[shown.index(one)] = {**one, "text": text}
+    return shown
 
 
 #: durations differ by the moment of each answer

@@ -38,7 +38,7 @@ from weft.core.partition import plain_done
 from weft.core.retries import batch_delay_s, retry_delay_s
 from weft.core.work import Decision, Failure
 from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
-from weft.types import ErrorInfo, Record, Sent
+from weft.types import LETTER_REFUSED, ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
     from weft.core.delivery import Delivery
@@ -463,8 +463,9 @@ class Endings:
         work.outputs = None
         failure.given_up = None
         failure.exhausted_by = "other"
-        failure.keep(error)
-        failure.note(self._state.now, f"dead letter refused: {error.message[:200]}")
+        of_record = f"; the record failed: {failure.error.line}" if failure.error else ""
+        failure.keep(ErrorInfo(error.type, f"{LETTER_REFUSED}{error.message[:200]}{of_record}"))
+        failure.note(self._state.now, f"{LETTER_REFUSED}{error.message[:200]}")
         self._state.refused_at = self._state.now
         self._park(work, failure)
 

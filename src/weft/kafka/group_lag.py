@@ -104,8 +104,8 @@ def behind_transaction(one: PartitionLag, log: Bounds | None) -> PartitionLag:
     if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(one):
         return one
     problem = (
-        f"{log.stable_end} on waits behind an open transaction of another producer: "
-        "kafka-transactions.sh find-hanging"
+        f"records from offset {log.stable_end} wait behind an open transaction of another "
+        "producer: see kafka-transactions.sh describe-producers"
     )
     return replace(one, problem=problem)
 

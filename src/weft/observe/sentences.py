@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from weft.types import ErrorInfo
+from weft.types import LETTER_REFUSED, ErrorInfo
 
 Row = Mapping[str, Any]
 
@@ -112,6 +112,10 @@ def ends_by(row: Row) -> str:
     return f"its timeout_s={limit_s:g} ends it"
 
 
+#: calls that take longer than this are named as the reason of full slots
+SLOW_S = 1.0
+
+
 def _slots(halt: Row) -> tuple[str, str]:
     text = f"All concurrency slots{_of(halt)} are taken"
     if acknowledged := halt.get("acknowledged"):
@@ -121,6 +125,8 @@ def _slots(halt: Row) -> tuple[str, str]:
             f"{text}, {acknowledged:,} of them by {whose}.",
             f"if it stays so, such a call hangs: {after}",
         )
+    if (median_s := halt.get("median_s") or 0.0) >= SLOW_S:
+        text += f" by calls of {seconds(median_s)} (median)"
     return (
         f"{text}; calls end and others start.",
         "normal under load; if remaining grows, raise concurrency or add members",
@@ -166,6 +172,9 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
     if "topic" in row:
         place = f"{row['topic']}:{row['partition']}:{row['offset']}"
         command = f": `weft record retry {place} --reason TEXT`"
+    error = row.get("last_error") or {}
+    if error.get("message", "").startswith(LETTER_REFUSED) and "UNKNOWN_TOPIC" in error["type"]:
+        return text, f"create the dead-letter topic and release it{command}"
     return text, (
         f"fix the cause and release it{command}; Park(release_after_s=...) releases parked records "
         "after a time, DeadLetter and Skip park none"
@@ -368,13 +377,14 @@ def _flag(halt: Row) -> str:
 
 def _open_transaction(halt: Row) -> tuple[str, str]:
     text = (
-        f"{halt.get('topic')}[{halt.get('partition')}]: records from offset "
-        f"{halt.get('stable_end', 0):,} on wait behind an open transaction of another producer "
+        f"{halt.get('topic')}[{halt.get('partition')}]: the records from offset "
+        f"{halt.get('stable_end', 0):,} wait behind an open transaction of another producer "
         f"(last stable offset {halt.get('stable_end', 0):,}, end {halt.get('end', 0):,})."
     )
     after = (
-        "it ends with its producer, or after its transaction.timeout.ms; "
-        "`kafka-transactions.sh find-hanging` names one that does not end, and `abort` ends it"
+        "it ends with its producer, or after its transaction.timeout.ms; `kafka-transactions.sh "
+        f"--bootstrap-server HOST:9092 describe-producers --topic {halt.get('topic')} --partition "
+        f"{halt.get('partition')}` names the producer, `abort` ends the transaction"
     )
     return text, after
 

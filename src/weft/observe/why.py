@@ -56,7 +56,7 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
         # Causes first; possible consequences of the first one are not reported as normal
         found = halts + _worst(shot, member, halts)
         found = sorted(found, key=lambda one: one.rank)
-        if found and found[0].rank <= MAP:
+        if found and found[0].rank <= MAP and found[0].about != "open_transaction":
             after = "a consequence of the first line, or temporary"
             found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
         if not found:
@@ -241,11 +241,17 @@ def _bundled(shot: Row) -> list[Sentence]:
 
 def _hangs(shot: Row, row: Row) -> bool:
     """The call has run, or ended, so long ago that it counts as hanging, not as slow."""
+    p99_s = _latency_s(shot, row, "p99") or 0.0
+    return bool((row.get("for_s") or 0.0) >= max(HANGS_S, HANGS_P99 * p99_s))
+
+
+def _latency_s(shot: Row, row: Row, quantile: str) -> float | None:
+    """How long the calls of this row's handler take."""
     handlers = shot.get("handlers", ())
     if not isinstance(handlers, Mapping):
         handlers = {one["name"]: one for one in handlers}
     latency = handlers.get(row.get("handler"), {}).get("latency_ms") or {}
-    return (row.get("for_s") or 0.0) >= max(HANGS_S, HANGS_P99 * (latency.get("p99") or 0.0) / 1e3)
+    return None if latency.get(quantile) is None else latency[quantile] / 1e3
 
 
 def _none_ends(shot: Row, halt: Row) -> bool:
@@ -295,7 +301,8 @@ def _of_member(shot: Row, halt: Row) -> Sentence:
         stack = tuple(oldest.get("stack") or ())
         one = Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
     else:
-        one = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)
+        median = {"median_s": _latency_s(shot, halt, "p50")}
+        one = _full_map(shot, halt) if _blocks(halt) else halt_sentence({**halt, **median})
     if halt["cause"] == "unassigned" and shot.get("partitions"):
         one = one._replace(rank=LOAD)  # other members work
     if len(shot.get("members", ())) < 2:

@@ -489,7 +489,7 @@ ROWS = (
     Row(brake, "brake", r"The brake holds handler for [\d.]+ s: 2 of its last 2 records used up their "
         r"attempts, the latest one with ValueError: no such customer", "weft resume --handler handler"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),
-    Row(open_transaction, "open_transaction", r"\[0\]: records from offset 1 on wait behind an open "
+    Row(open_transaction, "open_transaction", r"\[0\]: the records from offset 1 wait behind an open "
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),
     Row(buffers, "buffers", r"Fetching of \S+\[0\] is paused: the buffers are full", "normal"),
 )  # fmt: skip

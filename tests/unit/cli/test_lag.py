@@ -33,3 +33,14 @@ def test_the_command_for_what_is_parked_can_be_copied(width):
     console.print(LagTable("geofence-of-the-fleet", [row]))
     lines = [line.strip() for line in console.export_text().splitlines()]
     assert "weft parked ls --group geofence-of-the-fleet" in lines
+
+
+def test_a_topic_has_one_table():
+    """On a narrow screen its partitions are together, though another topic's lag lies between."""
+    console = Console(width=70, record=True)
+    lags = [("a", 0, 9), ("b", 0, 5), ("a", 1, 1)]
+    rows = [PartitionLag(topic, n, 9, 9 - left, 0, left, 1, 90.0, 40) for topic, n, left in lags]
+    console.print(LagTable("g", rows))
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert (lines.count("a"), lines.count("b")) == (1, 1)
+    assert lines[0] == "group g: 15 remaining in 3 partitions"

@@ -135,3 +135,23 @@ def test_no_run_that_answers_is_exit_code_1(capsys, answers, code):
     found = [(f"m{number}", given[one]) for number, one in enumerate(answers)]
     assert _repeat(watch=False, ask=lambda: found, show=_json) == code
     assert capsys.readouterr().out.count("no answer") == answers.count("e")
+
+
+def test_records_of_one_key_behind_the_same_one_share_a_sentence():
+    """The advice and the history of the record in front are printed once."""
+    story = [{"at": 0.0, "what": "attempt 1 failed: ValueError: no"}]
+    where = {"topic": "orders", "partition": 2}
+    found = [{**where, "offset": 3, "story": story}]
+    found += [{**where, "offset": n, "behind": {"offset": 3}, "story": story} for n in range(4, 14)]
+    sentences = [{"text": "Record 3 is parked.", "next": "release it", "about": "parked"}]
+    sentences += [
+        {"text": f"Record {n} is queued behind record 3.", "next": "release it", "about": "queued"}
+        for n in range(4, 14)
+    ]
+    stream = StringIO()
+    shown = _why_shown([("m", {"sentences": sentences, "found": found})])
+    Console(file=stream, width=200).print(shown)
+    first, after, second, history = stream.getvalue().splitlines()
+    assert (first, after.strip()) == ("Record 3 is parked.", "Next: release it")
+    assert second == ("Record 4 is queued behind record 3. So are 9 more: 5, 6, 7, 8, 9, …")
+    assert history.endswith("attempt 1 failed: ValueError: no")

@@ -86,10 +86,12 @@ def test_a_refused_dead_letter_is_the_last_error(make_desk):
     desk.poll(part, 0)
     (work,) = desk.started()
     desk.do("calls_ended", [], [Failed(work, ERROR)])
-    refusal = ERROR._replace(type="Refused") if hasattr(ERROR, "_replace") else ERROR
+    refusal = ERROR._replace(type="Refused", message="too large")
     desk.do("outputs_answered", [(work, (), refusal)])
     assert work.failure is not None
-    assert (work.failure.given_up, work.failure.error, work.state) == (None, refusal, states.PARKED)
+    assert (work.failure.given_up, work.state) == (None, states.PARKED)
+    said = f"dead letter refused: too large; the record failed: {ERROR.line}"
+    assert work.failure.error == ("Refused", said, "")
     assert "dead letter refused" in work.story()[-1].what
 
 

@@ -115,7 +115,8 @@ def test_a_dead_letter_that_a_transaction_does_not_take_is_none(make_desk):
     (sent,) = desk.take(fx.Transact)
     refusal = ERROR._replace(message="too large")
     desk.do("transacted", sent.sequence, committed=False, refused=[(work, refusal)])
-    assert (part.parked, work.outputs, work.failure.error) == (1, None, refusal)
+    said = f"dead letter refused: too large; the record failed: {ERROR.line}"
+    assert (part.parked, work.outputs, work.failure.error.message) == (1, None, said)
     assert work.story()[-1].what == "dead letter refused: too large"
 
 

@@ -102,7 +102,9 @@ def test_an_open_transaction_is_reported_where_it_holds_the_oldest(stable_end, a
     lag = PartitionLag("t", 0, end=20, oldest_not_done=10, oldest_age_s=age_s)
     found = behind_transaction(lag, Bounds(0, 20, stable_end))
     assert (found.problem is not None) is said
-    assert not said or found.problem.startswith(f"{stable_end} on waits behind an open transaction")
+    assert not said or found.problem.startswith(
+        f"records from offset {stable_end} wait behind an open"
+    )
 
 
 def test_a_coordinator_that_moves_is_asked_again(monkeypatch):

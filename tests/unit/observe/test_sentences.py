@@ -15,6 +15,7 @@ from weft.observe.sentences import (
     record_sentence,
 )
 from weft.observe.why import why
+from weft.types import LETTER_REFUSED
 
 NOON = time.mktime((2026, 1, 31, 12, 3, 11, 0, 0, -1))
 
@@ -184,7 +185,7 @@ BY = {
     "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
     "open_transaction": (
         {"topic": "orders", "partition": 3, "stable_end": 12, "end": 40},
-        "orders[3]: records from offset 12 on wait behind an open transaction of another producer",
+        "orders[3]: the records from offset 12 wait behind an open transaction of another producer",
     ),
     "start_unknown": (
         {"topic": "orders", "partition": 3, "for_s": 40.0, "reason": "no leader"},
@@ -328,6 +329,34 @@ def test_a_parked_record_of_a_held_key_is_released_with_its_key():
     sentence = record_sentence(record("parked", attempts=5, reason="being repaired"))
     assert sentence.text.endswith("its key is held by a command (being repaired).")
     assert sentence.next.startswith("weft key release --topic orders --key KEY --reason TEXT ends")
+
+
+def test_a_refused_dead_letter_names_its_topic_and_what_to_create():
+    """And the record's own error, which the operator needs after that."""
+    said = f"{LETTER_REFUSED}output to orders.dlq: Unknown topic; the record failed: ValueError: no"
+    error = {"type": "_UNKNOWN_TOPIC", "message": said}
+    sentence = record_sentence(record("parked", attempts=5, last_error=error))
+    assert sentence.text.endswith(f"_UNKNOWN_TOPIC: {said}.")
+    assert sentence.next == (
+        "create the dead-letter topic and release it: `weft record retry orders:3:10412 --reason "
+        "TEXT`"
+    )
+
+
+def test_full_slots_of_a_slow_service_name_its_time():
+    """Beside an open transaction, too, of which they are no consequence."""
+    halts = [
+        {"cause": "slots", "handler": "check"},
+        {"cause": "open_transaction", "topic": "other", "partition": 1, "stable_end": 3, "end": 9},
+    ]
+    slow = {"check": {"latency_ms": {"p50": 25_000.0, "p99": 26_000.0}}}
+    first, slots = why({**shot(halts=halts), "handlers": slow})
+    assert "describe-producers --topic other --partition 1`" in first.next
+    assert slots.text == (
+        "All concurrency slots of check are taken by calls of 25 s (median); calls end and others "
+        "start."
+    )
+    assert slots.next.startswith("normal under load; if remaining grows")
 
 
 def test_of_several_causes_the_first_is_named_and_its_consequences_last():
