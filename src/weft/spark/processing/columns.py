@@ -111,22 +111,15 @@ TOOK_SCHEMA = ", took_ms double, calls long"
 TOOK = [pa.field("took_ms", pa.float64()), pa.field("calls", pa.int64())]
 
 
-def with_no_call_times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches with the two extra columns."""
+def with_call_times(
+    batches: Iterable[pa.RecordBatch], latency: Latency
+) -> Iterator[pa.RecordBatch]:
+    """The batches with the two extra columns, followed by the durations counted meanwhile."""
+    schema = None
     for batch in batches:
         schema = pa.schema([*batch.schema, *TOOK])
         nulls = [pa.nulls(batch.num_rows, field.type) for field in TOOK]
         yield pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=schema)
-
-
-def with_call_times(
-    batches: Iterable[pa.RecordBatch], latency: Latency
-) -> Iterator[pa.RecordBatch]:
-    """The same, followed by the durations counted meanwhile."""
-    schema = None
-    for batch in with_no_call_times(batches):
-        schema = batch.schema
-        yield batch
         latency.fold()
     if schema is not None:
         found = [(at, count) for at, count in enumerate(latency.buckets()["counts"]) if count]

@@ -117,22 +117,22 @@ class Stretches:
     def __init__(self, uri: str, task: int) -> None:
         self._folder, self._task = Folder(uri), f"{task:05}"
         self._names = self._folder.names(self._task, ".parquet")
-        #: for each partition, by offset: done rows, their hashes, and their file
-        self._done: dict[TopicPartition, tuple[Any, Any, Any]] = {}
+        #: for each partition, by offset: done rows, their hashes, their file, and whether the input
+        #: has them
+        self._done: dict[TopicPartition, tuple[Any, Any, Any, Any]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._size, self._since = 0, time.monotonic()
 
     def load(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are done, each once; `fresh` needs this first."""
-        self._known()
+        """The rows that `fresh` has left out, each once."""
         for number, name in enumerate(self._names):
             for batch in self._read(name):
-                first = np.zeros(batch.num_rows, np.bool_)
+                wanted = np.zeros(batch.num_rows, np.bool_)
                 for place, rows in by_place(batch):
-                    done, _, stretches = self._done[place]
-                    offsets = batch.column("offset").to_numpy()[rows]
-                    first[rows] = stretches[np.searchsorted(done, offsets)] == number
-                kept = batch if first.all() else batch.filter(pa.array(first))
+                    done, _, stretches, here = self._done[place]
+                    at = np.searchsorted(done, batch.column("offset").to_numpy()[rows])
+                    wanted[rows] = here[at] & (stretches[at] == number)
+                kept = batch if wanted.all() else batch.filter(pa.array(wanted))
                 yield kept.drop_columns([HASH])
 
     def _known(self) -> None:
@@ -147,10 +147,12 @@ class Stretches:
         for place, parts in found.items():
             offsets, marks, stretches = (np.concatenate(part) for part in zip(*parts, strict=True))
             _, first = np.unique(offsets, return_index=True)
-            self._done[place] = offsets[first], marks[first], stretches[first]
+            here = np.zeros(len(first), np.bool_)
+            self._done[place] = offsets[first], marks[first], stretches[first], here
 
     def fresh(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches without rows that are done; ConfigError if a record has changed."""
+        self._known()
         for batch in batches:
             if not self._done:
                 yield batch
@@ -202,7 +204,7 @@ class Stretches:
         for place, rows in by_place(batch):
             if place not in self._done:
                 continue
-            done, known, _ = self._done[place]
+            done, known, _, here = self._done[place]
             at = np.minimum(np.searchsorted(done, offsets[rows]), len(done) - 1)
             hits = done[at] == offsets[rows]
             other = hits & (known[at] != marks[rows])
@@ -214,4 +216,5 @@ class Stretches:
                     " give the same rows the same offsets, or another folder"
                 )
             found[rows] = hits
+            here[at[hits]] = True
         return found

@@ -24,7 +24,7 @@ from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import Latency
 from weft.runtime.run import gc_pace
-from weft.spark.processing.columns import BOUNDS, with_call_times, with_no_call_times
+from weft.spark.processing.columns import BOUNDS, with_call_times
 from weft.spark.processing.intake import Group, Intake, chunks, groups, sorted_chunks, whole
 from weft.spark.processing.lanes import Lanes
 from weft.spark.processing.leftovers import Leftovers, TaskOfBatch
@@ -75,8 +75,6 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                 context = TaskContext.get()
                 # The number of this part of the data: the same lanes for the same number of slots.
                 kept = Stretches(settings.progress, context.partitionId() if context else 0)
-                done = kept.load()
-                yield from with_no_call_times(done) if settings.timed else done
                 batches = kept.fresh(batches)
             held = Held(list(settings.others), list(settings.others.values()))
             if left is not None:
@@ -89,7 +87,7 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                 found = held.added(found)
             rows: Iterator[pa.RecordBatch] = (batch for batch, _ in found)
             if kept is not None:
-                rows = kept.kept(rows)
+                rows = chain(kept.kept(rows), kept.load())
             yield from with_call_times(rows, lanes.latency) if settings.timed else rows
 
 
