@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from tests.support.command import weft
 from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
@@ -44,22 +44,17 @@ class Running:
         (folder / "steered.py").write_text(text)
         (folder / "token").write_text("t" * 20)
         (folder / "sockets").mkdir()
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "sockets")}
         line = ["run", "steered:app", "--http", "127.0.0.1:0", "--http-token-file", "token"]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "weft", *line, "--allow-control", "--log-format", "json"],
-            cwd=folder, env=self.environment, stderr=self.log,
+            cwd=folder, stderr=self.log,
         )  # fmt: skip
         self.producer = Producer({"bootstrap.servers": broker.bootstrap})
 
     def weft(self, *words: str) -> tuple[int, str, str]:
         """One command: exit code, output, errors."""
-        done = subprocess.run(
-            [sys.executable, "-m", "weft", *words],
-            capture_output=True, text=True, timeout=LIMIT_S, check=False, env=self.environment,
-            cwd=self.folder,
-        )  # fmt: skip
+        done = weft(*words)
         return done.returncode, done.stdout, done.stderr
 
     def lines(self) -> list[dict[str, Any]]:
@@ -81,8 +76,12 @@ class Running:
 
 
 @pytest.fixture
-def running(kafka_broker: LocalBroker, tmp_path: Path) -> Iterator[Running]:
+def running(
+    kafka_broker: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
     """An app that has handled a record."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "sockets"))
+    monkeypatch.chdir(tmp_path)
     made = Running(kafka_broker, tmp_path)
     try:
         made.produce("first")

@@ -12,6 +12,7 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support import command
 from tests.support.waiting import wait_for
 
 from weft.codec import encode_fitting
@@ -25,10 +26,7 @@ HELD = 40
 
 def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `weft lag …`."""
-    return subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", "lag", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return command.weft("lag", *arguments)
 
 
 @pytest.fixture

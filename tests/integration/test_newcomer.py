@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.command import weft
 
 from weft.broker import LocalBroker
 from weft.broker.state import free_ports
@@ -135,18 +136,6 @@ def values_of(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None
         return [(one.key(), one.value()) for one in found]
     finally:
         reader.close()
-
-
-def weft(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
-    """Run `weft …`."""
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", *arguments],
-        input=given, capture_output=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sys
 import urllib.request
 
 import pytest
+from tests.support.command import weft as cli
 from tests.support.waiting import wait_for
 
 #: the same with shorter waits: reports each half second, silent after three
@@ -31,14 +32,6 @@ def check(record):
         raise ValueError(f"no customer {record.key.decode()}")
 app.run()
 """
-
-
-def cli(*arguments):
-    """Run `weft …` as a user does; the process's end."""
-    return subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
