@@ -12,8 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
 # What has none of it: each worker would import it for nothing.
 WITHOUT_FAST := $(addprefix --ignore=tests/integration/,spark matrix processes page workers ledger)
-# Most of a test is waiting: five workers fill two cores. Each has brokers of its own; tests are dealt
-# out one by one: tests/support/dealing.py.
+# Most of a test is waiting: five workers fill two cores. They share one plain broker
+# (tests/support/one_broker.py); tests are dealt out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
 PYTEST := $(BIN)/python -m pytest -n 5 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
 # pytest compiles its own way (18 processor seconds), and each of the workers would do it again.

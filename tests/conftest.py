@@ -1,7 +1,7 @@
 """What every test shares: which lane it belongs to, and when its turn comes.
 
 `make test` deals the tests out to its workers one by one in the order given here, the longest
-first (tests/support/dealing.py). Each worker has brokers of its own.
+first (tests/support/dealing.py).
 """
 
 from __future__ import annotations
@@ -89,19 +89,14 @@ def _turn(path: str) -> int:
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[LocalBroker]:
-    """The plugin's, but no stand-still of a busy machine has it fenced, and its topics refused."""
-    from weft.broker import LocalBroker  # most tests need none
-    from weft.broker.topics import wait_for_groups
+    """The one broker of all workers; without workers its own."""
+    from tests.support import one_broker  # most tests need none
 
-    patience = {
-        "broker.session.timeout.ms": 30_000,
-        # A group may notice a dead member soon; each has its own session, see Chaos.
-        "group.consumer.max.session.timeout.ms": 300_000,
-        "group.consumer.heartbeat.interval.ms": 300,
-    }
-    with LocalBroker(config=patience) as broker:
-        wait_for_groups(broker.bootstrap)
-        yield broker
+    if path := os.environ.get(one_broker.PATH):
+        yield one_broker.Lent(path)
+    else:
+        with one_broker.started() as broker:
+            yield broker
 
 
 @pytest.fixture(autouse=True)
@@ -133,22 +128,27 @@ class _Failures:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Failures are said at once where the output is seen: not in xdist's workers."""
-    _own_folders(config)
+    base = _own_folders(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Failures(config))
+        if config.getoption("dist", "no") != "no":
+            from tests.support.one_broker import Lender
+
+            Lender(config, str(base / "lender"))
 
 
-def _own_folders(config: pytest.Config) -> None:
+def _own_folders(config: pytest.Config) -> Path:
     """Each worker is a user of its own: members of another's tests hold none of its slots.
 
     An app that is started again under another `transactional.id`, because a group of the same name
     held its slot in the meantime, does not end what was left open under the first.
     """
-    base = tempfile.mkdtemp(prefix="weft-")  # short: a socket's path has 107 characters
+    base = Path(tempfile.mkdtemp(prefix="weft-"))  # short: a socket's path has 107 characters
     config.add_cleanup(lambda: shutil.rmtree(base, ignore_errors=True))
     for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
-        os.environ[name] = str(Path(base) / name[4:].lower())
+        os.environ[name] = str(base / name[4:].lower())
         Path(os.environ[name]).mkdir(0o700)
+    return base
 
 
 @pytest.fixture(autouse=True)

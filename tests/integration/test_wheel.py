@@ -33,24 +33,16 @@ def run(installed, *arguments):
     )  # fmt: skip
 
 
-def test_the_package_alone_has_its_commands(installed):
-    """It is the installed one that runs, and it lists its commands."""
+def test_what_the_wheel_has(installed):
+    """The installed package runs and lists its commands; it is typed, and nothing is beside it."""
     where = run(installed, "-c", "import weft; print(weft.__file__)").stdout
     assert Path(where.strip()).is_relative_to(installed)
     listed = run(installed, "-m", "weft", "--help")
     assert listed.returncode == 0
     for command in ("run", "broker", "topics", "produce", "offsets", "status", "why", "lag"):
         assert f"\n  {command} " in listed.stdout
-
-
-def test_simulators_demo_and_benchmarks_stay_in_the_repository(installed):
-    """The wheel has one package, and none of what stands beside src in it."""
     packages = {one.name for one in installed.iterdir() if not one.name.endswith(".dist-info")}
     assert packages - {"bin"} == {"weft"}
     folders = {one.name for one in (installed / "weft").rglob("*") if one.is_dir()}
     assert not folders & {"simulators", "demo", "benchmarks", "sim", "runtime_sim"}
-
-
-def test_types_travel_with_it(installed):
-    """Type checkers of users read the package's own annotations."""
-    assert (installed / "weft" / "py.typed").exists()
+    assert (installed / "weft" / "py.typed").exists()  # type checkers of users read annotations

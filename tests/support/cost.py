@@ -108,6 +108,8 @@ class Cost:
         if REST in self._tests:
             times = psutil.Process().cpu_times()
             self._tests["dealing"] = times.user + times.system
+            children = psutil.Process().children(recursive=True)  # its workers have ended
+            self._tests["shared broker"] = sum(_used(one) or 0.0 for one in children)
         else:
             self._tests[REST] = self._tree.total() - sum(self._tests.values())
         folders: dict[str, float] = defaultdict(float)

@@ -13,13 +13,17 @@ SHARING = (
     ("spark/test_fleet_secrets", "spark/test_fleet_session", "spark/test_process",
      "spark/test_fleet_table.py::test_what_cannot_be",
      "spark/test_replay", "spark/test_sink", "spark/test_source"),
-    # a broker that may be killed, one that refuses rights
-    ("matrix", "test_admin", "app/test_seen", "app/test_why_causes", "delivery/test_refused_outputs",
-     "processes/test_broker_away"),
+    # a broker that may be killed, one that refuses rights, three nodes
+    ("matrix", "test_admin", "test_broker_local", "test_dlq_cli", "test_doctor_cli",
+     "test_offline_partition", "app/test_control_rights", "app/test_seen", "app/test_why_causes",
+     "app/test_stopping.py::test_a_stop_with_the_brokers", "delivery/test_refused_outputs",
+     "delivery/test_transactions", "processes/test_broker_away", "spark/test_fleet_lost"),
     # a Connect server, and what starts a Java of its own
     ("spark/test_fleet_connect", "spark/test_fleet_table", "spark/test_fleet_kills"),
     # a browser
     ("page",),
+    # what takes longest of all, and PostgreSQL
+    ("test_demo", "ledger"),
 )  # fmt: skip
 BEGINS = tuple(tuple(f"tests/integration/{name}" for name in names) for names in SHARING)
 

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from tests.integration.app.conftest import Kafka
 from tests.support.waiting import wait_for
 
 import weft
@@ -209,8 +210,9 @@ def test_a_stop_in_the_middle_of_a_rebalance_is_bounded(kafka):
 
 
 @pytest.mark.broker
-def test_a_stop_with_the_brokers_gone_is_bounded(kafka, kafka_broker):
+def test_a_stop_with_the_brokers_gone_is_bounded(mortal_broker):
     """Nobody answers any more, nothing can be committed: the run ends all the same."""
+    kafka = Kafka(mortal_broker.bootstrap)
     source = kafka.topic()
     kafka.fill(source, [b"x"] * 10)
     app = kafka.app(drain_timeout_s=1.0)
@@ -222,14 +224,15 @@ def test_a_stop_with_the_brokers_gone_is_bounded(kafka, kafka_broker):
 
     run = kafka.start(app)
     wait_for(lambda: len(seen) == 10)
-    kafka_broker.kill(sig=signal.SIGSTOP)
+    mortal_broker.kill(sig=signal.SIGSTOP)
     try:
         run.stop()
         report = run.wait(60)
         assert report.done == 10
     finally:
-        kafka_broker.kill(sig=signal.SIGCONT)
+        mortal_broker.kill(sig=signal.SIGCONT)
         kafka.topic()  # for the tests after this one: it waits until the broker takes it
+        kafka.end_all()
 
 
 def test_stopping_while_an_async_handler_is_cancelled_keeps_the_record(kafka):
