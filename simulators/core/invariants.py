@@ -51,7 +51,11 @@ def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
 
 def _need(holds: object, about: object, what: str) -> None:
     if not holds:
-        raise InternalError(f"{about!r}: {what}")
+        raise _broken(about, what)
+
+
+def _broken(about: object, what: str) -> InternalError:
+    return InternalError(f"{about!r}: {what}")
 
 
 # -- one partition -------------------------------------------------------------------------------
@@ -78,6 +82,8 @@ def _check_shelves(partition: Partition, works: list[Work]) -> None:
         _need(waits, work, "goes on without its bytes")
     for work in lanes.wanted:
         _need(work.state == states.QUEUED and work in bare, work, "is wanted and is here")
+    if not lanes.shelves:
+        return
     tails: dict[LaneKey, int] = {}
     for work in works:
         key = lanes.key_of(work.record)
@@ -129,13 +135,17 @@ def _check_offsets(partition: Partition) -> None:
     told = sorted([*offsets.expected, *away])
     _need(unseen == told, partition, "expected holes are not among its offsets")
     _need(offsets.shelved == len(away), partition, "more or less is shelved than it says")
-    for offset, work in offsets.incomplete.items():
-        if work is not None:
-            _need(work.record.offset == offset, work, "stands at another offset")
-            _need(work.partition is partition, work, "belongs to another epoch")
-            live = work.state not in (states.DONE, states.SUPERSEDED)
-            _need(live, work, "is finished with and not done")
-    received = [offset for offset, work in offsets.incomplete.items() if work is not None]
+    received = []
+    for offset, work in offsets.incomplete.items():  # of all records: no call for each
+        if work is None:
+            continue
+        received.append(offset)
+        if work.record.offset != offset:
+            raise _broken(work, "stands at another offset")
+        if work.partition is not partition:
+            raise _broken(work, "belongs to another epoch")
+        if work.state in (states.DONE, states.SUPERSEDED):
+            raise _broken(work, "is finished with and not done")
     polled = not received or received[-1] < offsets.position
     _need(polled, partition, "holds what was not polled")
     _need(offsets.top not in offsets.incomplete, partition, "its top is not done")
@@ -171,40 +181,46 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
     heads += [work for work in partition.lanes.occupied.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
-        queued = work.state == states.QUEUED or work in partition.lanes.behind
-        _need(queued, work, "waits to start and is not queued")
-        _need(work.partition is partition, work, "waits in another epoch")
+        if work.state != states.QUEUED and work not in lanes.behind:
+            raise _broken(work, "waits to start and is not queued")
+        if work.partition is not partition:
+            raise _broken(work, "waits in another epoch")
     # A lane has gone on past a pending record, though its link stays.
     linked = [work for work in works if work.state != states.PENDING]
     behind = {id(work.next) for work in linked if work.next is not None}
     for work in heads:
-        _need(id(work) not in behind, work, "may start and stands behind another")
+        if id(work) in behind:
+            raise _broken(work, "may start and stands behind another")
     if partition.handler.spec.batch is None:  # a batch holds several of a lane, on purpose
         _check_one_head(partition, works, behind)
-    for key, tail in partition.lanes.tails.items():
-        _need(partition.lanes.key_of(tail.record) == key, tail, "is the tail of another lane")
-        _need(tail.next is None, tail, "is a tail with something behind it")
+    for key, tail in lanes.tails.items():
+        if lanes.key_of(tail.record) != key:
+            raise _broken(tail, "is the tail of another lane")
+        if tail.next is not None:
+            raise _broken(tail, "is a tail with something behind it")
 
 
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
-    exact = partition.handler.exact
-    lanes: Counter[LaneKey] = Counter()
     kept = partition.lanes
     waiting = {id(w) for w in (*kept.ready, *kept.far.values(), *kept.aside.values())}
     waiting |= {id(work) for work in kept.unpaid.values()}
     waiting |= {id(work) for work in kept.occupied.values()}
     waiting |= {id(work) for work in kept.wanted}
+    heads = []
     for work in works:
-        if work.state == states.QUEUED:
-            lane_goes_on = id(work) in waiting or id(work) in behind
-            _need(lane_goes_on, work, "is queued and nothing will ever start it")
-        if exact and work.state in (states.PENDING, states.RETRYING, states.PARKED):
-            continue  # its lane may have gone on
-        if id(work) not in behind:
-            lanes[partition.lanes.key_of(work.record)] += 1
-    for key, count in lanes.items():
-        if count != 1:
-            raise InternalError(f"{partition!r}: lane {key!r} has {count} heads")
+        follows_another = id(work) in behind
+        if work.state == states.QUEUED and not follows_another and id(work) not in waiting:
+            raise _broken(work, "is queued and nothing will ever start it")
+        if not follows_another:
+            heads.append(work)
+    if partition.handler.exact:  # the lanes of these may have gone on
+        past = (states.PENDING, states.RETRYING, states.PARKED)
+        heads = [work for work in heads if work.state not in past]
+    lanes = Counter([kept.key_of(work.record) for work in heads])
+    if len(lanes) == len(heads):
+        return
+    key, count = lanes.most_common(1)[0]
+    raise InternalError(f"{partition!r}: lane {key!r} has {count} heads")
 
 
 def _check_blocked(partition: Partition, works: list[Work]) -> None:
@@ -299,8 +315,8 @@ def _check_budget(state: EngineState, budget: SharedBudget, calls: Sequence[int]
     works = [work for handler in budget.handlers for work in _all_works(state, handler)]
     queued = budget.queued()
     for work in works:
-        if work.partition.lanes.is_unpaid(work):
-            _need(work in queued, work, "waits for a budget and stands in no queue of it")
+        if work.partition.lanes.is_unpaid(work) and work not in queued:
+            raise _broken(work, "waits for a budget and stands in no queue of it")
     if calls is None:
         return
     running = sum(calls[handler.index] for handler in budget.handlers)

@@ -154,7 +154,7 @@ def test_an_idle_member_gives_all_back_and_is_quiet(make_desk):
 def test_a_member_with_all_the_work_has_all(make_desk):
     """Of three the one whose records wait gets the whole rate, and never more than a lease over."""
     fleet = Fleet(make_desk, Budget("b", per_s=40), 3)
-    fleet.poll(1, 1_000)
+    fleet.poll(1, 450)  # more than ten seconds' worth
     starts = []
     for _ in range(80):
         before = len(fleet.started[1])
@@ -171,8 +171,8 @@ def test_a_member_with_all_the_work_has_all(make_desk):
 def test_what_one_does_not_want_others_get(make_desk):
     """A member with a few records is served whole; the rest is divided equally."""
     fleet = Fleet(make_desk, Budget("b", per_s=40), 3)
-    fleet.poll(0, 1_000)
-    fleet.poll(1, 1_000)
+    fleet.poll(0, 300)  # more than its part of ten seconds
+    fleet.poll(1, 300)
     for _ in range(40):
         fleet.poll(2, 1)
         fleet.exchange()
@@ -189,7 +189,7 @@ def test_calls_are_never_more_than_the_number(make_desk, in_flight):
     fleet = Fleet(make_desk, Budget("b", in_flight=in_flight), 3)
     served = set()
     for member in range(3):
-        fleet.poll(member, 500)
+        fleet.poll(member, 40)  # of which no member ends more than 20
     for step in range(60):
         fleet.exchange()
         counts = fleet.counts()
@@ -207,7 +207,7 @@ def test_a_record_that_costs_much_is_saved_up_for(make_desk):
     dear, (part, _) = fleet.desks[0], fleet.parts
     record = Record("t", 0, 0, 0, None, b"v")
     dear.do("polled", [(part, [record], [100])], {part: [Tags(None, None, 60.0)]})
-    fleet.poll(1, 1_000)
+    fleet.poll(1, 150)  # more than a second's worth
     for _ in range(8):
         fleet.exchange()
         fleet.pass_time(0.125)
