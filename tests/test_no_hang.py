@@ -48,7 +48,7 @@ def test_a_test_without_an_end_fails_and_the_others_continue(tmp_path):
     (tmp_path / "conftest.py").write_text(dealing)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timeout: of pytest-timeout\n")
     asked = [*options("PYTEST"), *options("NO_HANG"), "-o", "faulthandler_timeout=3"]
-    command = [sys.executable, "-m", "pytest", *asked, "-p", "no:cacheprovider", "."]
+    command = [sys.executable, "-m", "pytest", *asked, "-n", "2", "-p", "no:cacheprovider", "."]
     ran = subprocess.run(
         command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
