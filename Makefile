@@ -39,9 +39,10 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m compileall -q src tests simulators benchmarks demo
 	@touch $@
 
-# Of no use to the demo.
+# Of no use to the demo. Without Java there is no archive, and no test that needs one.
 $(COLLECTED): $(STAMP)
 	@$(COLLECT) tests/unit >/dev/null 2>&1 & $(COLLECT) --ignore=tests/unit tests >/dev/null 2>&1; wait
+	@$(BIN)/python -m tests.support.spark_archive >/dev/null 2>&1 || true
 	@touch $@
 
 need-broker: $(STAMP)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support import spark_archive
 
 if TYPE_CHECKING:
     from weft.broker import LocalBroker
@@ -29,6 +30,8 @@ settings.load_profile("weft")
 # The JVMs of the tests (brokers, Spark) are short-lived: what the second compiler and a parallel
 # collector spend on them, they never bring back. Two fifths of the processor time of a Spark test.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# And of Spark: most of a start is reading its classes.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.options())
 # So long Spark's Python processes wait for each other's hello, those of a streaming source, too.
 os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
 
