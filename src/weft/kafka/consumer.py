@@ -37,6 +37,8 @@ _log = logging.getLogger("weft.kafka")
 
 #: how long to wait for a join in progress before closing anyway
 JOIN_END_S = 4.0
+#: how long the client may take to close, even after a leave used its time
+CLOSE_LEAST_S = 0.5
 
 
 #: librdkafka's names for the two places that auto.offset.reset can point to
@@ -429,22 +431,29 @@ class KafkaConsumer(_Asking):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def leave(self, timeout_s: float) -> None:
+    def leave(self, timeout_s: float, left_s: ports.LeftS = ports.no_hurry) -> None:
         """Leave the group and close; only closing would leave a dead member if it is static."""
         if self._left:
             return
         deadline = time.monotonic() + timeout_s
+
+        def waits(until: float = deadline) -> bool:
+            return time.monotonic() < min(until, deadline) and left_s() > 0
+
         try:
             # Wait until the broker has answered a join, because until then a member cannot leave.
-            until = min(deadline, time.monotonic() + JOIN_END_S)
+            until = time.monotonic() + JOIN_END_S
             self._leaving = self._joining  # so what the join brings is given up immediately
-            while self._joining and not self._kip848 and time.monotonic() < until:
+            while self._joining and waits(until):
+                # Under KIP-848 a member without partitions gets no assignment, but an epoch.
+                if self._kip848 and self.membership().generation > 0:
+                    break
                 self.poll(0.05)
             self._leaving = True
             self._consumer.unsubscribe()
             # A classic member loses its id when it leaves; if closed earlier, it may stay.
             member = (lambda: None) if self._kip848 else self._consumer.memberid
-            while (self._assigned or member()) and time.monotonic() < deadline:
+            while (self._assigned or member()) and waits():
                 self.poll(0.02)
         except (KafkaException, RuntimeError) as error:
             _log.warning("leaving the group failed: %s", error)
@@ -456,7 +465,9 @@ class KafkaConsumer(_Asking):
         # Without brokers, close() may wait for its own time-outs: not within this deadline.
         closing = guard.thread("weft-close", self._close)
         closing.start()
-        closing.join(max(0.5, deadline - time.monotonic()))
+        closing.join(CLOSE_LEAST_S)
+        while closing.is_alive() and waits():
+            closing.join(0.05)
         if closing.is_alive():
             _log.warning("the Kafka consumer did not close in time; left behind")
             if isinstance(self._log, ClientLog):

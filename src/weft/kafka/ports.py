@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.core.epochs import Found
@@ -19,6 +20,14 @@ from weft.types import TopicPartition as TopicPartition  # noqa: PLC0414  # used
 Action = Literal["log", "stop", "recreate"]
 
 POLL_RECORDS_MAX = 2_000
+
+#: the remaining seconds of a wait; it is asked for repeatedly, as it may become less
+LeftS = Callable[[], float]
+
+
+def no_hurry() -> float:
+    """A wait that has its own limit only."""
+    return inf
 
 
 class LoginRefused(ConfigError):
@@ -162,8 +171,11 @@ class ConsumerPort(Protocol):
     def log_ends(self) -> dict[TopicPartition, int]:
         """Last known ends of the assigned partitions; sends no request."""
 
-    def leave(self, timeout_s: float) -> None:
-        """Leave the group (callbacks are still served) and close."""
+    def leave(self, timeout_s: float, left_s: LeftS = no_hurry) -> None:
+        """Leave the group (callbacks are still served) and close.
+
+        `left_s` is asked meanwhile: a caller in a hurry can make the time shorter.
+        """
 
 
 class Delivery(NamedTuple):

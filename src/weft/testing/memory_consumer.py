@@ -21,10 +21,12 @@ from weft.kafka.ports import (
     POLL_RECORDS_MAX,
     CommitAnswer,
     KafkaUnavailable,
+    LeftS,
     Polled,
     PolledBatch,
     RebalanceListener,
     ToCommit,
+    no_hurry,
 )
 from weft.kafka.verdicts import commit_verdict
 from weft.testing.crash import Crashed, Mortal
@@ -345,7 +347,7 @@ class MemoryConsumer:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def leave(self, timeout_s: float) -> None:
+    def leave(self, timeout_s: float, left_s: LeftS = no_hurry) -> None:
         """Release everything and leave the group."""
         if self._left:
             return

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
+from unittest.mock import MagicMock
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from tests.support.chaos import ONE_ON_A_PUSH, SESSION_S, Chaos
+from tests.support.waiting import wait_for
+
+from weft.broker import LocalBroker
+from weft.kafka.consumer import KafkaConsumer
 
 LEAVE_S = 10.0  # what a member grants the group to let it go; more than any protocol needs
 MARGIN_S = 20.0  # a busy machine's
@@ -39,3 +46,29 @@ def test_members_that_leave_together_end_in_time(
         assert took_s < LEAVE_S + MARGIN_S
         verdict = run.verdict()
         assert (verdict.repeated, verdict.restarts) == (0, 0)
+
+
+def test_a_kip_848_member_that_leaves_during_its_join_is_gone(
+    mortal_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Librdkafka says no goodbye before its first heartbeat is answered: the group kept a member.
+
+    Its partitions waited for its session (45 s), also after a drain that found nothing to do.
+    """
+    monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", 60.0)
+    broker, group = mortal_broker, "leaves-while-joining"
+    broker.create_topic(group, partitions=2)
+    bootstrap = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+    member = KafkaConsumer({**bootstrap, "group.id": group, "group.protocol": "consumer"})
+    wait_for(lambda: member.committed([(group, 0)], 30))  # it knows its coordinator
+    broker.kill(0, signal.SIGSTOP)
+    back = threading.Timer(1.0, broker.kill, (0, signal.SIGCONT))
+    back.start()
+    try:
+        member.subscribe([group], MagicMock())
+        member.poll(0.5)  # the heartbeat is sent
+        member.leave(90.0)
+    finally:
+        back.join()
+    admin = AdminClient(bootstrap)
+    assert admin.describe_consumer_groups([group])[group].result(60).members == []

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.kafka.consumer import KafkaConsumer
@@ -14,6 +15,7 @@ from weft.kafka.ports import KafkaUnavailable, TransactionEnd
 from weft.runtime.member import member
 from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
 from weft.testing import MemoryKafka
+from weft.testing.memory_consumer import MemoryConsumer
 from weft.testing.memory_producer import MemoryTransactions
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
@@ -161,3 +163,35 @@ def test_an_unanswered_last_transaction_ends_with_the_callers_patience(monkeypat
         finally:
             answers.set()
             running.join(60)
+
+
+def test_a_second_stop_shortens_the_wait_for_the_group(monkeypatch) -> None:
+    """Without brokers a member waited ten seconds for its leave, as before the second signal."""
+    monkeypatch.setattr(member, "LEAVE_LEAST_S", 0.1)
+    leaves, real = threading.Event(), MemoryConsumer.leave
+
+    def leave(self: MemoryConsumer, timeout_s: float, left_s: Any) -> None:
+        leaves.set()
+        wait_for(lambda: left_s() <= 0)
+        real(self, timeout_s)
+
+    monkeypatch.setattr(MemoryConsumer, "leave", leave)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app.consume("orders")(print)
+        run = app.start()
+        run.stop()
+        assert leaves.wait(60)
+        run.stop("now")
+        assert run.wait(60).exit_code == 0
+
+
+def test_a_leave_ends_when_its_caller_is_in_a_hurry(monkeypatch) -> None:
+    """Nobody answers its join: a caller that has become impatient is not held up."""
+    monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", 3600.0)
+    consumer = KafkaConsumer(CLIENT)
+    consumer.subscribe(["t"], SimpleNamespace())
+    left = iter([1.0, 1.0, 0.0])
+    consumer.leave(3600.0, lambda: next(left, 0.0))
+    assert next(left, None) is None

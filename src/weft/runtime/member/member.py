@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
+from math import inf
 
 from weft import guard
 from weft.account.account import Unread
@@ -264,13 +265,15 @@ class Member:
 
     def last_transaction_until(self, began: float) -> float:
         """Until when to wait for a last transaction; it can become earlier meanwhile."""
-        if self._hurried_at is not None:
-            return max(began, self._hurried_at) + LAST_TRANSACTION_NOW_S
-        until = began + LAST_TRANSACTION_S
-        if self._stopped_at is None:
+        until = min(began + LAST_TRANSACTION_S, self._now_until(began, LAST_TRANSACTION_NOW_S))
+        if self._stopped_at is None or self.hurried:
             return until
         drained_at = self._stopped_at + self.config.drain_timeout_s
         return min(until, max(began, drained_at) + LAST_TRANSACTION_LATE_S)
+
+    def _now_until(self, began: float, wait_s: float) -> float:
+        """Until when to wait for what began then, after a stop "now"; without end before that."""
+        return inf if self._hurried_at is None else max(began, self._hurried_at) + wait_s
 
     # -- the polling thread ------------------------------------------------------------------------
 
@@ -482,10 +485,11 @@ class Member:
         """Commit and give up the partitions, and stop every thread."""
         self.leaving = self.ending = True
         try:
-            left_s = LEAVE_S if self._stopped_at is None else self._left_s()
-            if self.hurried:
-                left_s = LEAVE_LEAST_S
-            self.membership.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
+            left_s, began = LEAVE_S if self._stopped_at is None else self._left_s(), self.now()
+            self.membership.consumer.leave(
+                min(max(left_s, LEAVE_LEAST_S), LEAVE_S),
+                lambda: self._now_until(began, LEAVE_LEAST_S) - self.now(),
+            )
         except Exception as error:
             # A revoke failed half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")
