@@ -566,7 +566,7 @@ class Endings:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
         failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by
-        failure.note(now, f"came with {known.attempts} failed attempts, epoch {partition.epoch}")
+        failure.note(now, f"{known.attempts} failed attempts before epoch {partition.epoch}")
         partition.memory.keep(work)
         spec = partition.handler.spec
         allowed = spec.retry.attempts

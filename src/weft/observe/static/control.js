@@ -62,7 +62,7 @@ export function releaseAlike(look, rows) {
   const named = [...kinds.values()].filter(({ type }) => !type || /^[\w.]+$/.test(type));
   return h("p", { class: "acts" }, named.map(({ topic, type }) => button("release", {
     topic, where: `state == "parked" and error.type == ${type ? `"${type}"` : "null"}`,
-  }, `Release all${type ? ` after ${type}` : ", error unknown"}: ${topic}`)));
+  }, `Release all ${type ? `after ${type}` : "with an unknown error"}: ${topic}`)));
 }
 
 // Export what is parked or held: one button for each topic of these.
@@ -78,7 +78,8 @@ const LIMITS_S = { control: 30, replay: 30, export: 120 };
 export async function post(path, given) {
   let answer, told;
   try {
-    answer = await fetch(path, {
+    // Without the user and password of an address like http://any:TOKEN@host: fetch refuses those.
+    answer = await fetch(new URL(path, location.origin + location.pathname), {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(given),
       signal: AbortSignal.timeout(1000 * LIMITS_S[path]),
     });

@@ -133,7 +133,7 @@ export function group(look, history, view) {
     tabs(look, "group"),
     look.sentences.length ? said(look.sentences) : null,
     tiles(["now", [
-      ["remaining", away ? none : about + count(sums.remaining), "", "What is really left: end − frontier − done beyond; unknown while no broker answers"],
+      ["remaining", away ? none : about + count(sums.remaining), "", "end − frontier − done beyond; unknown while no broker answers"],
       ["plain lag", away ? none : count(sums.lag), "quiet", "As other tools count: end − frontier, what is done beyond it too"],
       ["records/s", rate(sums.rate_per_s)],
       ["oldest", duration(sums.oldest_age_s), "", "Age of the oldest record that is not done"],
@@ -158,7 +158,7 @@ function left(history) {
   const real = history.map((one) => one.remaining), plain = history.map((one) => one.lag);
   return h("section", { class: "card" },
     h("h2", null, "Remaining", h("span", { class: "legend" },
-      h("span", null, h("i", { class: "stroke" }), "really"),
+      h("span", null, h("i", { class: "stroke" }), "remaining"),
       h("span", null, h("i", { class: "stroke other" }), "plain lag, as other tools count"))),
     chart("left", `remaining over time, now ${count(real.at(-1))}`, history.map((one) => one.at),
       [{ name: "remaining", values: real }, { name: "plain lag", values: plain }], count));
@@ -389,7 +389,7 @@ export function partition(look, where) {
     card("Where its records are", h("dl", { class: "facts row" },
       Object.entries(row.places).filter(([, n]) => n).map(([name, n]) =>
         [h("dt", null, place(name)), h("dd", null, count(n))]),
-      h("dt", null, "held, not done"), h("dd", null, count(row.buffered)))),
+      h("dt", null, "in memory"), h("dd", null, count(row.buffered)))),
   ];
 }
 
