@@ -207,12 +207,12 @@ def _why_shown(answers: Answers) -> Stack:
                 lines += [Text(f"    {line}", "bright_black") for line in one.get("stack") or ()]
         if (more := len(sentences) - SENTENCES_MAX) > 0:
             lines.append(Text(f"and {more:,} more: name a partition, or see --json"))
-        told = dict.fromkeys(
+        history = dict.fromkeys(
             (event["at"], event["what"])
             for row in answer.get("found", ())
             for event in row.get("story", ())  # of the record, or of the one in front of it
         )
-        for at, what in told:
+        for at, what in history:
             lines.append(Text(f"  {time.strftime('%H:%M:%S', time.localtime(at))} {what}"))
         if not answer.get("sentences") and "error" not in answer:
             lines.append(Text("This run holds no such record: it is done, or in another member."))

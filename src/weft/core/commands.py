@@ -91,13 +91,13 @@ class Commands:
         """Obey it there; None: the answer comes when it is final."""
         target = command.target
         if partition.exports and under_export(partition, target.key, target.offset):
-            return _row(partition, command, "refused", _UNDER_WAY.format("exported with its lane"))
+            return _refused(partition, command, _UNDER_WAY.format("exported with its lane"))
         if target.offset is not None:
             redo = command.action == "redo"
             return (self._redo if redo else self._record)(partition, command, target.offset)
         if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
             what = "its handler is not ordered by key: name records, or give --where"
-            return _row(partition, command, "refused", what)
+            return _refused(partition, command, what)
         if command.action == "skip":
             first = next(self._of_lane(partition, target.key), None)
             if first is None:
@@ -106,7 +106,7 @@ class Commands:
                 return self._skip(partition, command, first)
             # Name the record that would be skipped: sent again, the command would skip another one
             what = "name one record of it: the next owner would skip another one"
-            return _row(partition, command, "refused", what, first.record.offset)
+            return _refused(partition, command, what, first.record.offset)
         if command.action == "hold":
             return self._hold_lane(partition, command, target.key)
         return self._release_lane(partition, command, target.key)
@@ -175,7 +175,7 @@ class Commands:
 
     def _record(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
         if offset in partition.commit.marked:
-            return _row(partition, command, "refused", _UNDER_WAY.format("running"))
+            return _refused(partition, command, _UNDER_WAY.format("running"))
         if _is_done(partition, offset):
             return _row(partition, command, "unchanged", "it is done, or not in the log")
         work = partition.offsets.incomplete.get(offset)
@@ -194,21 +194,20 @@ class Commands:
         """Handle a finished record again; answered when its call has ended."""
         record, what = command.record, self._why_not_again(partition, command, offset)
         if what or record is None:
-            return _row(partition, command, "refused", what)
+            return _refused(partition, command, what)
         undone = self._undone_of_lane(partition, partition.lanes.key_of(record))
         first = next((one for one in undone if not _left_lane(one)), None)
         if first is not None and first.state in (states.RETRYING, states.PARKED):
             waits = RECORD_NAMES[first.state]
             what = f"offset {first.record.offset} of its key goes first, and is {waits}"
-            return _row(partition, command, "refused", what)
+            return _refused(partition, command, what)
         if command.dry:
             return _row(partition, command, "redone", "it is done, and handled again")
         if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
             partition.lanes.put_back([first])  # its batch had not started: both join one
         if redo.put(partition, command, record, first):
             return None
-        what = _UNDER_WAY.format("behind another record of its key")
-        return _row(partition, command, "refused", what)
+        return _refused(partition, command, _UNDER_WAY.format("behind another record of its key"))
 
     def _why_not_again(self, partition: Partition, command: Command, offset: int) -> str:
         """Why the record cannot be handled again now, whatever its lane does; empty if it can."""
@@ -240,20 +239,19 @@ class Commands:
         if command.action in ("release", "retry") and known(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
         if what := _past_end(partition, offset):
-            return _row(partition, command, "refused", what)
+            return _refused(partition, command, what)
         head = partition.shelves.head_of(offset)
         if head is not None:
             what = f"offset {head.record.offset} of its lane comes first"
-            return _row(partition, command, "refused", what, offset)
-        return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
+            return _refused(partition, command, what, offset)
+        return _refused(partition, command, "it is not fetched yet: ask again in a moment")
 
     def _hold(self, partition: Partition, command: Command, work: Work, by: HeldBy) -> fx.Obeyed:
         offset, own = work.record.offset, command.target.offset is not None
         if work.state == states.PARKED:
             return _row(partition, command, "held", "it is parked", offset)
         if work.state not in states.WAITING:
-            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
         if command.dry:
             return _row(partition, command, "held", command.reason, offset)
         if work.state == states.RETRYING:
@@ -274,10 +272,10 @@ class Commands:
         offset, failure = work.record.offset, work.failure
         if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
             what = "it was handled, and delivery=at_most_once handles no record twice"
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, what, offset)
         named = command.target.offset is not None  # otherwise the hold of its lane ends with this
         if named and hold_of(self._state, partition, work.record) is not None:
-            return _row(partition, command, "refused", HELD, offset)
+            return _refused(partition, command, HELD, offset)
         if work.state == states.PARKED and command.dry:
             return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:
@@ -305,18 +303,17 @@ class Commands:
         offset = work.record.offset
         if self._state.drained:  # no commit follows that would make it final
             what = "this member is about to leave: ask the next owner"
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, what, offset)
         if work.state not in states.WAITING:
-            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
         key = partition.lanes.key_of(work.record)
         first = next(self._of_lane(partition, key), work)
         if first is not work:
             what = f"offset {first.record.offset} of its lane comes first"
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, what, offset)
         if key in partition.lanes.occupied or work in partition.lanes.behind:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
-            return _row(partition, command, "refused", what, offset)
+            return _refused(partition, command, what, offset)
         row = _row(partition, command, "skipped", command.reason, offset)
         if command.dry:
             return row
@@ -386,6 +383,10 @@ def _left_lane(work: Work) -> bool:
 
 def _held(work: Work) -> bool:
     return work.state == states.RETRYING and work.failure is not None and work.failure.held
+
+
+def _refused(partition: Partition, command: Command, why: str, offset: int = -1) -> fx.Obeyed:
+    return _row(partition, command, "refused", why, offset)
 
 
 def _row(

@@ -205,25 +205,7 @@ class Fatal(NamedTuple):
 
 
 Effect = (
-    Start
-    | Cancel
-    | Send
-    | SendDeadLetter
-    | Exported
-    | ExportEnded
-    | AskExhausted
-    | CommitOffsets
-    | Transact
-    | ReadCommitted
-    | PauseIntake
-    | ResumeIntake
-    | Refetch
-    | Finished
-    | Troubled
-    | CommitsStored
-    | Answered
-    | Note
-    | ReportLease
-    | Drained
-    | Fatal
-)
+    Start | Cancel | Send | SendDeadLetter | Exported | ExportEnded | AskExhausted | CommitOffsets
+    | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
+    | CommitsStored | Answered | Note | ReportLease | Drained | Fatal
+)  # fmt: skip

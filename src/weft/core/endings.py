@@ -41,7 +41,7 @@ from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry,
 from weft.types import LETTER_REFUSED, ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
-    from weft.core.delivery import Delivery
+    from weft.core.delivery import AtLeastOnce
     from weft.core.engine_state import EngineState
     from weft.core.events import Decided, Ended
     from weft.core.partition import Partition
@@ -228,7 +228,7 @@ class Endings:
         self._state.finished_since_commit += 1
         self._delivery(work).handled(work)
 
-    def _delivery(self, work: Work) -> Delivery:
+    def _delivery(self, work: Work) -> AtLeastOnce:
         return self._state.deliveries[work.partition.handler.index]
 
     def outputs_stored(self, sent: Sequence[tuple[Work, tuple[Sent, ...]]]) -> None:

@@ -27,13 +27,12 @@ from weft.types import ErrorInfo, OutcomeName
 
 if TYPE_CHECKING:
     from weft.core.batching import Gathering
-    from weft.core.delivery import Delivery
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import HeldBy, LaneKey, Work
 
 #: (delivery, whether each record is committed separately) -> class
-_DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
+_DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], AtLeastOnce]] = {
     (AT_LEAST_ONCE, False): AtLeastOnce,
     (AT_LEAST_ONCE, True): Each,
     (AT_MOST_ONCE, False): AtMostOnce,
@@ -63,7 +62,7 @@ class EngineState:
         #: the only handler; None if there are more
         self.only = self.handlers[0] if len(self.handlers) == 1 else None
         #: the rules of each handler's delivery
-        self.deliveries: list[Delivery] = [
+        self.deliveries: list[AtLeastOnce] = [
             _DELIVERIES[h.spec.delivery, h.spec.commit_each](self) for h in self.handlers
         ]
         #: the open or revoking epoch of each partition
@@ -119,11 +118,7 @@ class EngineState:
         self.emit(fx.Note(level, event, fields))
 
     def report(
-        self,
-        work: Work,
-        outcome: OutcomeName,
-        error: ErrorInfo | None = None,
-        outputs: Any = (),
+        self, work: Work, outcome: OutcomeName, error: ErrorInfo | None = None, outputs: Any = ()
     ) -> None:
         """Report the record's outcome, if results are read."""
         if self.reporting:

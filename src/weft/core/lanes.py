@@ -303,17 +303,11 @@ class Lanes:
 
     def clear(self) -> None:
         """The epoch ended."""
-        self.tails.clear()
-        self.ready.clear()
-        self.far.clear()
-        self.aside.clear()
-        self.unpaid.clear()
-        self._far_order.clear()
-        self.occupied.clear()
-        self.behind.clear()
-        self.shelves.clear()
-        self.wanted.clear()
-        self.dry.clear()
+        for waiting in (
+            self.tails, self.ready, self.far, self.aside, self.unpaid, self._far_order,
+            self.occupied, self.behind, self.shelves, self.wanted, self.dry,
+        ):  # fmt: skip
+            waiting.clear()
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 

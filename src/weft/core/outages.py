@@ -220,9 +220,7 @@ class Outages:
     def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
         """These start: if a probe is due, the first of them that may is the probe."""
         for work in works:
-            if (
-                work not in work.partition.redone
-            ):  # a redo is called because an operator requests it
+            if work not in work.partition.redone:  # an operator has requested a redo
                 self.began(handler, work)
                 break
 

@@ -214,12 +214,7 @@ class Partition:
     # -- room in the map -------------------------------------------------------------------------
 
     def may_start(
-        self,
-        work: Work,
-        looked: dict[Any, None],
-        taken: Iterable[Work] = (),
-        *,
-        spend: bool = True,
+        self, work: Work, looked: dict[Any, None], taken: Iterable[Work] = (), *, spend: bool = True
     ) -> bool:
         """Whether the map has room for the record; measures again if that is necessary and useful.
 

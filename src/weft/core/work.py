@@ -13,14 +13,7 @@ from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft.codec.rider import error_hash
-from weft.core.states import (
-    PARKED,
-    QUEUED,
-    RECORD_NAMES,
-    RECORD_TABLE,
-    RETRYING,
-    InternalError,
-)
+from weft.core.states import PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, RETRYING, InternalError
 from weft.policies import GivenUp, Park, Retry
 from weft.types import ErrorInfo, Record
 

@@ -161,7 +161,7 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
     ended = f"given up after {attempts(row['attempts'])}{_error(row)}"
     text = f"is parked{_for(row)}, {ended}"
     if not row.get("last_error"):  # a commit remembers that it is parked, not why and since when
-        text = f"was parked before this member had its partition, {ended}; the log of that time has the error"
+        text = f"was parked before this member had its partition, {ended}; see the log of that time"
     command = ""
     if row.get("reason"):  # a command to the record alone would be refused
         topic = row.get("topic", "TOPIC")

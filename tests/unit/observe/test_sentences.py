@@ -313,7 +313,7 @@ def test_of_a_record_that_was_parked_before_only_that_is_known():
     """The commit remembers it without its error and its time: both are not made up."""
     assert record_sentence(record("parked", attempts=5)).text == (
         "orders[3]: record 10,412 (key cust-17) was parked before this member had its partition, "
-        "given up after 5 attempts; the log of that time has the error."
+        "given up after 5 attempts; see the log of that time."
     )
 
 

@@ -1,13 +1,14 @@
 """The delivery modes: the rules of each, which are nowhere else; here those without transactions.
 
-Exactly once has a separate file. A fifth would be one more class, and one line in engine_state.py
+Exactly once has a separate file. `AtLeastOnce` has every step of a record, from its start to its
+commit; the others override some. A fifth would be one more class, and one line in engine_state.py
 (`_DELIVERIES`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core import states
@@ -23,40 +24,6 @@ if TYPE_CHECKING:
 
 #: The largest plan whose map has room, and its claims; None if even no claim fits.
 MostClaims = Callable[[], fx.PlanItem | None]
-
-
-class Delivery(Protocol):
-    """The rules of one delivery: when a record starts, what follows its end, what is committed."""
-
-    def start(self, handler: Handler, works: list[Work]) -> None:
-        """These were taken, each with its own slot: call the handler, or prepare that."""
-
-    def start_together(self, handler: Handler, works: list[Work]) -> None:
-        """The same for a batch, which has one slot."""
-
-    def given_back(self, work: Work) -> None:
-        """It was passed to the executor and never started; it will be queued again."""
-
-    def send(self, work: Work, outputs: Any) -> None:
-        """The handler returned outputs."""
-
-    def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """Its attempts are used up, and its dead letter replaces it."""
-
-    def handled(self, work: Work, *, report: bool = True) -> None:
-        """It was handled, and its outputs are stored, or go with the commit."""
-
-    def refused(self, work: Work) -> bool:
-        """Its call failed, or its outputs cannot be stored; whether it may be handled again."""
-
-    def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """The commit that these records waited for is stored: each takes its next step."""
-
-    def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """The map has no room for all claims, so `item` is cut; returns the plan to commit."""
-
-    def closing(self, partitions: Iterable[Partition]) -> None:
-        """Records of these partitions that have not started will not start in this epoch."""
 
 
 # -- steps that deliveries share -------------------------------------------------------------------
@@ -101,52 +68,58 @@ class AtLeastOnce:
         self._state = state
 
     def start(self, handler: Handler, works: list[Work]) -> None:
-        """Call the handler: `call` inlined, as this is the hot path."""
-        state = self._state
+        """These were taken, each with its own slot: call the handler, or prepare that."""
+        state = self._state  # `call` inlined, as this is the hot path
         begin(works, state.now)
         if handler.timed:
             handler.slots.time(works, state.now)
         state.emit(fx.Start(handler.index, works))
 
     def start_together(self, handler: Handler, works: list[Work]) -> None:
-        """Call the batch handler."""
+        """The same for a batch, which has one slot."""
         begin(works, self._state.now)
         call(self._state, handler, works, together=True)
 
     def given_back(self, work: Work) -> None:
-        """Nothing of it was committed yet."""
+        """It was passed to the executor and never started; it will be queued again."""
 
     def send(self, work: Work, outputs: Any) -> None:
-        """The record is done when the broker has acknowledged all of it."""
+        """The handler returned outputs: done when the broker has acknowledged all of them."""
         work.partition.send(work)
         work.since, work.outputs = self._state.now, outputs
         self._state.emit(fx.Send(work, outputs))
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """Its lane is one that failed, and waits."""
+        """Its attempts are used up, and its dead letter replaces it; its lane waits."""
         work.partition.lanes.block(work)
         work.partition.send(work)
         work.since, work.outputs = self._state.now, None
         self._state.emit(letter)
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """Done."""
+        """It was handled, and its outputs are stored, or go with the commit."""
         work.partition.record_done(work)
         complete(self._state, work, report=report)
 
     def refused(self, work: Work) -> bool:
-        """By the retry policy."""
+        """Its call failed, or its outputs cannot be stored; whether it may be handled again."""
         return True
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """No record waits for a commit."""
+        """The commit that these records waited for is stored: each takes its next step."""
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """The cut map: it costs repeats after a crash."""
+        """The map has no room for all claims, so `item` is cut; returns the plan to commit.
+
+        Here the cut one: it costs repeats after a crash.
+        """
         return item
 
     def closing(self, partitions: Iterable[Partition]) -> None:
-        """Records passed to the executor may start until the epoch closes; the runtime checks."""
+        """Records of these partitions that have not started will not start in this epoch.
+
+        Here those passed to the executor may, until the epoch closes; the runtime checks.
+        """
 
 
 class Each(AtLeastOnce):
