@@ -26,7 +26,7 @@ def told(
         door=SimpleNamespace(post=lambda call: call(engine, 0.0)),
         wake=lambda: None,
         died=lambda *_: None,
-        fail=lambda _reason: None,
+        fail=lambda _reason, **_: None,
     )
     port: Any = SimpleNamespace(is_refusal=lambda one: refused and one is PURGED)
     transactor = Transactor(membership, port, "g", batches=False)

@@ -19,7 +19,7 @@ from weft.core.partition import Partition
 from weft.kafka.ports import ConsumerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor
-from weft.types import ErrorInfo, TopicPartition
+from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -81,6 +81,7 @@ class Fail(Protocol):
         error: ErrorInfo | None = None,
         exit_code: int = 1,
         *,
+        mode: StopMode = "in_flight",
         may_restart: bool = False,
     ) -> None:
         """End with this exit code: finish what runs, commit, leave."""

@@ -194,11 +194,7 @@ class Member:
 
     def stop(self, mode: StopMode) -> None:
         """Request the end. Thread-safe."""
-        if self._stopped_at is None:
-            self._stopped_at = self.now()
-        if mode == "now" and self._hurried_at is None:
-            self._hurried_at = self.now()
-        self.door.post(lambda engine, now: engine.stop(now, mode))
+        self._end(mode)
         for executor in self.executors:
             executor.warn(None)
         self.membership.wake()
@@ -209,6 +205,7 @@ class Member:
         error: ErrorInfo | None = None,
         exit_code: int = 1,
         *,
+        mode: StopMode = "in_flight",
         may_restart: bool = False,
     ) -> None:
         """End with this exit code: finish what runs, commit, leave."""
@@ -216,10 +213,15 @@ class Member:
             self.may_restart = may_restart
             self.fatal, self.exit_code = fx.Fatal(reason, error), exit_code
             event("error", "stopping", reason=reason)
+        self._end(mode)
+
+    def _end(self, mode: StopMode) -> None:
         if self._stopped_at is None:
             self._stopped_at = self.now()
+        if mode == "now" and self._hurried_at is None:
+            self._hurried_at = self.now()
         # Posted, not called: this may run inside the door.
-        self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
+        self.door.post(lambda engine, now: engine.stop(now, mode))
 
     def died(self, thread: str, error: BaseException) -> None:
         """On one of this run's threads that is dying: its work is not done, so the run ends."""

@@ -179,9 +179,8 @@ class Transactor:
         self, sequence: int, works: Sequence[Work], counts: Sequence[int], end: TransactionEnd
     ) -> None:
         if end.outcome == "fenced":
-            self._membership.fail(f"transaction: {end.reason}")
             # Nothing can be committed any more: there is no point in finishing.
-            self._membership.door.post(lambda engine, now: engine.stop(now, "now"))
+            self._membership.fail(f"transaction: {end.reason}", mode="now")
         sent, refused, cut = [], [], False
         answers = iter(end.deliveries)
         batches: dict[int, ErrorInfo] = {}

@@ -132,24 +132,21 @@ class TableTransactions:
             if end.outcome != "committed" or end.reason:
                 outcome = "aborted" if end.outcome == "committed" else end.outcome
                 return replace(end, outcome=outcome, deliveries=deliveries)
-        sequence, reason = self._added(table, offsets) if rows else (0, "")
-        if reason:
-            return TransactionEnd("aborted", deliveries, f"the table: {reason}")
+        added: Mapping[str, Any] | None = {"version": 0}
+        if rows:
+            added = self._line.hand_over(table, offsets, self.due, self.over)
+            self.stale = self.stale + 1 if added and "stale" in added else 0
+        if added is None:
+            return TransactionEnd("aborted", deliveries, "the table: the driver does not answer")
+        if "stale" in added:
+            reason = f"the table: another member has claimed {added['stale']}"
+            return TransactionEnd("aborted", deliveries, reason)
+        if "error" in added:  # it takes no rows any more: nothing can be committed
+            return TransactionEnd("fenced", deliveries, f"the table: {added['error']}")
         for at, row in rows.items():
-            deliveries[at] = Delivery(Sent(TABLE, 0, sequence, row.key), None)
+            deliveries[at] = Delivery(Sent(TABLE, 0, int(added["version"]), row.key), None)
         end = self._inner.transact([], offsets, membership, read_back)
         return replace(end, deliveries=deliveries)
-
-    def _added(self, table: Any, offsets: Sequence[ToCommit]) -> tuple[int, str]:
-        """The table's version that has the rows, or why none has."""
-        answer: Mapping[str, Any] | None = self._line.hand_over(table, offsets, self.due, self.over)
-        if answer is None:
-            return 0, "the driver does not answer"
-        if "stale" in answer:
-            self.stale += 1
-            return 0, f"another member has claimed {answer['stale']}"
-        self.stale = 0
-        return int(answer.get("version", 0)), str(answer.get("error", ""))
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """Whether it will never be a row, or the broker will never accept it."""

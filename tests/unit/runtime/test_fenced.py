@@ -1,0 +1,28 @@
+"""exactly_once: a producer that was fenced can commit nothing, so its member leaves."""
+
+from __future__ import annotations
+
+import weft
+from weft.kafka.ports import TransactionEnd
+from weft.runtime.member import member
+from weft.testing import MemoryKafka
+from weft.testing.memory_producer import MemoryTransactions
+
+HOUR_S, LIMIT_S = 3_600.0, 60.0
+
+
+def test_a_fenced_member_leaves_without_repeating_its_transaction(monkeypatch):
+    """It ends with exit code 1; the limits for a last transaction and for the drain do not count."""
+    monkeypatch.setattr(member, "LAST_TRANSACTION_S", HOUR_S)
+    fenced = TransactionEnd("fenced", [None], "another producer")
+    monkeypatch.setattr(MemoryTransactions, "transact", lambda *_: fenced)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders")
+        kafka.create_topic("out")
+        kafka.produce("orders", "1")
+        app = weft.App(
+            group="g", kafka={"bootstrap.servers": kafka.bootstrap}, drain_timeout_s=HOUR_S
+        )
+        app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
+        report = app.start().wait(LIMIT_S)
+    assert (report.exit_code, report.reason) == (1, "transaction: another producer")
