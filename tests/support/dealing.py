@@ -12,7 +12,7 @@ SHARING = (
     # the Spark session
     ("spark/test_fleet_secrets", "spark/test_fleet_session", "spark/test_process",
      "spark/test_fleet_table.py::test_what_cannot_be",
-     "spark/test_replay", "spark/test_sink", "spark/test_source"),
+     "spark/test_replay_command.py::test_records", "spark/test_sink.py", "spark/test_source"),
     # a broker that may be killed, one that refuses rights, three nodes
     ("matrix", "test_admin", "test_broker_local", "test_dlq_cli", "test_doctor_cli",
      "test_offline_partition", "app/test_control_rights", "app/test_seen", "app/test_why_causes",

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from tests.integration.spark.sink_kit import messages, values
+from tests.support.command import weft as weft_command
 
 import weft
 from weft.spark.replaying import Stretch, replay_stretch
@@ -124,6 +125,26 @@ def test_only_one_key(replay):
     assert values(replay.broker, replay.target) == ["m0!", "m3!", "m6!", "m9!"]
 
 
+@pytest.fixture
+def refused(kafka_broker, topic, tmp_path, monkeypatch):
+    """An app with a topic; what `weft replay` refuses in this process, and the topic."""
+    source = topic()
+    names = {"source": source, "target": f"{source}.out", "dead": f"{source}.dlq"}
+    text = APP.format(bootstrap=kafka_broker.bootstrap, **names)
+    (tmp_path / "refused_app.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def run(*arguments, topic_=source):
+        ended = weft_command("replay", "refused_app:app", "--topic", topic_, *arguments)
+        sys.modules.pop("refused_app", None)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr.count("\n") == 1
+        return ended.stderr
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -132,16 +153,12 @@ def test_only_one_key(replay):
         (["--from", "1" * 17, "--to", "1" * 18], "not a time in milliseconds"),
     ],
 )
-def test_bad_times_are_one_line(replay, arguments, says):
+def test_bad_times_are_one_line(refused, arguments, says):
     """Exit code 2, and nothing is started."""
-    ended = replay(*arguments)
-    assert ended.returncode == 2
-    assert says in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert says in refused(*arguments)
 
 
-def test_a_topic_without_a_handler_is_reported(replay):
+def test_a_topic_without_a_handler_is_reported(refused):
     """With the topics that there are."""
-    ended = replay("--from", "0", "--to", "1", topic_="nope")
-    assert ended.returncode == 2
-    assert "no handler of the app consumes nope: there are t-" in ended.stderr
+    told = refused("--from", "0", "--to", "1", topic_="nope")
+    assert "no handler of the app consumes nope: there are t-" in told
