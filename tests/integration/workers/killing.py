@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 import weft
 from weft.runtime.calls.processes.protocol import IDLE, BatchReply, Job, Opened, Reply
 from weft.runtime.calls.processes.worker import Worker
@@ -151,9 +149,3 @@ def explicit(records: weft.RecordBatch) -> None:
     """The same, acknowledged one by one."""
     for record in records:
         records.ack(record, single(record))
-
-
-def booked(record: weft.Record, tx: Connection) -> None:
-    """A row for each, with a ledger."""
-    tx.execute(text("insert into rows (n) values (:n)"), {"n": record.offset})
-    note(record)

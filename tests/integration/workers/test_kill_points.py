@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.workers import killing
+from tests.integration.workers import booking, killing
 
 import weft
 from weft.ledger import SqlLedger
@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "exactly_once": (killing.single, {"delivery": "exactly_once"}),
     "batch": (killing.batch, {"batch": weft.Batch(2, linger_s=0.01)}),
     "explicit": (killing.explicit, {"batch": weft.Batch(2, linger_s=0.01, ack="explicit")}),
-    "ledger": (killing.booked, {}),
+    "ledger": (booking.booked, {}),
 }
 
 

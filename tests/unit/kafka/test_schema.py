@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -83,8 +84,10 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def registry() -> Iterator[Registry]:
-    """It listens on a port of 127.0.0.1."""
+def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registry]:
+    """It listens on a port of 127.0.0.1, and no client of it reads all certificates there are."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     with Registry() as served:
         thread = threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True)
         thread.start()
