@@ -34,11 +34,11 @@ def simulate(
 ) -> int:
     """Run the core through random faults and check every promise.
 
-    Each seed is one life of a group on an in-memory broker: crashes, rebalances, lost and doubtful
-    commits, failing handlers. The same seed is the same life. Exit code 1 when a promise breaks.
-    With --runtime it is the real runtime that lives it, on threads and loops whose turns the seed
-    decides; a seed is then a whole life, and --steps has no meaning. With --sink it is a query with
-    transactional=true, killed and repeated with other numbers of tasks.
+    Each seed is one run of a group on an in-memory broker: crashes, rebalances, lost and doubtful
+    commits, failing handlers. The same seed is the same run. Exit code 1 when a promise breaks.
+    With --runtime whole apps run on the real runtime, on threads and loops whose turns the seed
+    decides; --steps has no meaning then. With --sink it is a query with transactional=true, killed
+    and repeated with other numbers of tasks.
 
     Example: python -m simulators --seeds 10000 --jobs 2
     """

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from weft._version import __version__
+from weft.account.shown import counted
 from weft.cli.cluster import ANSWER_S, Json
 from weft.cli.load import load_app
-from weft.cli.topics import counted
 from weft.codec.limits import BROKER_CHARS_MAX
 from weft.errors import ConfigError
 from weft.kafka import clib

@@ -16,6 +16,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from weft.account.shown import counted
 from weft.cli import cluster
 from weft.errors import ConfigError
 from weft.kafka.group_lag import GroupLag, PartitionLag
@@ -104,9 +105,7 @@ class LagTable:
         ordered = sorted(rows, key=lambda row: (row.problem is None, -(row.remaining or 0)))
         self._rows, self._left_out = ordered[:ROWS_MAX], ordered[ROWS_MAX:]
         total = sum(row.remaining or 0 for row in rows)
-        self._title = (
-            f"group {group}: {total:,} remaining in {len(rows):,} partition{'s' * (len(rows) != 1)}"
-        )
+        self._title = f"group {group}: {total:,} remaining in {counted(len(rows), 'partition')}"
         parked, held = (sum(getattr(row, name) for row in rows) for name in ("parked", "held"))
         if parked or held:
             self._title += f"; {parked:,} parked, {held:,} held:\nweft parked ls --group {group}"

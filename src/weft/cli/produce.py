@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from weft.account.shown import counted
 from weft.cli import cluster
-from weft.cli.topics import check_topic, counted
+from weft.cli.topics import check_topic
 from weft.errors import ConfigError, FatalError
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.clientlog import with_client_log

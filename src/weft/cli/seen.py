@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from weft.account.account import PLACES
+from weft.account.shown import counted
 from weft.account.snapshot import total
 from weft.cli import cluster
 from weft.cli.sources import (
@@ -191,7 +192,8 @@ def _why_shown(answers: Answers) -> Stack:
     several = several and about != {"elsewhere"}
     for name, answer in answers:
         if several:
-            lines.append(Text(name, style="bold"))
+            known_as = [answer[one] for one in ("group", "member") if answer.get(one)]
+            lines.append(Text("  ".join(known_as) or name, style="bold"))
         if answer.get("silent_s"):
             lines.append(
                 Text(f"silent for {seconds(answer['silent_s'])}: killed, suspended or disconnected")
@@ -292,7 +294,7 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
         names = ", ".join(f"{app.get('group', '')} {app.get('member', '')}" for app in apps)
         more = f" and {len(well) - 3} more" if len(well) > 3 else ""
         rate = sum(row.get("rate_per_s", 0.0) for shot in well for row in shot["handlers"].values())
-        left = f"{_left(rows)} remaining in {len(rows):,} partitions, {rate:,.1f}/s"
+        left = f"{_left(rows)} remaining in {counted(len(rows), 'partition')}, {rate:,.1f}/s"
         lines.append(Text(f"well: {names}{more}: {left}", style="green"))
     if not every and len(lines) > LINES_MAX:
         hidden = len(lines) - LINES_MAX + 1
@@ -338,7 +340,7 @@ def _run_shown(
     away = any(halt["cause"] in ("broker", "refused") for halt in shot.get("halts", ()))
     left = "unknown" if away and not rows else _left(rows)
     head = f"{app.get('group', name)}  {app.get('member', '')}  {shot['state']}"
-    head += f"  {left} remaining in {len(rows):,} partitions"
+    head += f"  {left} remaining in {counted(len(rows), 'partition')}"
     head += " at the last broker response" if away and rows else ""
     lines = _wrapped(head, width, "bold")
     if first.rank < FULL:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from weft.account.shown import counted
 from weft.cli import cluster
 from weft.errors import ConfigError
 from weft.kafka.admin import KafkaAdmin
@@ -72,8 +73,3 @@ def check_topic(name: str) -> None:
             f"{name!r:.80} cannot be a topic: Kafka allows letters, digits, '.', '_' and '-', at "
             "most 249"
         )
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 record`, `2 records`."""
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -104,7 +104,7 @@ def question_of(given: Mapping[str, Any]) -> Question:
 
 
 def answer(source: Source, asked: Question) -> dict[str, Any]:
-    """`{"sentences": [{"text", "next", "about"}], "found": [rows of records]}`."""
+    """`{"sentences": [{"text", "next", "about"}], "found": [records], "group", "member"}`."""
     # Records requested by offset or key; None if none were requested
     if asked.key is not None:
         rows = source.find_key(asked.key.encode(errors="surrogateescape"), asked.topic)
@@ -120,10 +120,11 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
     else:
         states = sorted({str(shot["state"]) for shot in shots})
         shot = {**overview(shots), "state": ", ".join(states)}
-    member = shot.get("app", {}).get("member", "")
+    app = shot.get("app", {})
+    member, about = app.get("member", ""), {name: app.get(name) for name in ("group", "member")}
     if found is not None:
         sentences = [record_sentence(row, str(row.get("member", member))) for row in found]
-        return {"sentences": [one.row() for one in sentences], "found": found}
+        return {"sentences": [one.row() for one in sentences], "found": found, **about}
     if asked.topic is not None:
         # Add the record at the frontier of each requested partition, also if it is healthy
         known = {(row["topic"], row["partition"]) for row in shot["blockers"] if row["at_frontier"]}
@@ -139,7 +140,7 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
             if "attempts" in row:  # otherwise the frontier has moved since
                 part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
     sentences = why(shot, asked.topic, asked.partition)
-    return {"sentences": [one.row() for one in sentences], "found": []}
+    return {"sentences": [one.row() for one in sentences], "found": [], **about}
 
 
 def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,3 +155,17 @@ def test_records_of_one_key_behind_the_same_one_share_a_sentence():
     assert (first, after.strip()) == ("Record 3 is parked.", "Next: release it")
     assert second == ("Record 4 is queued behind record 3. So are 9 more: 5, 6, 7, 8, 9, …")
     assert history.endswith("attempt 1 failed: ValueError: no")
+
+
+def test_several_runs_are_named_by_group_and_member(shot):
+    """As in `weft status`; the name of a socket is of no use. One partition is singular."""
+    answers = [
+        (f"{n}-0", {"sentences": [{"text": "x", "next": "", "about": "parked", "rank": 1}],
+                    "found": [], "group": "shop", "member": f"vm-{n}"})
+        for n in (1, 2)
+    ]  # fmt: skip
+    answers[1][1]["sentences"][0]["text"] = "y"
+    stream = StringIO()
+    Console(file=stream, width=80).print(_why_shown(answers))
+    assert stream.getvalue().split() == ["shop", "vm-1", "x", "shop", "vm-2", "y"]
+    assert told(of(shot, "m1", 1))[0].endswith(" remaining in 1 partition")
