@@ -244,7 +244,7 @@ def test_set_refuses_a_group_with_members(group: str, at: list[str]):
     """A live member would undo the change: it must stop first. Showing is allowed."""
     where = ["--group", group, *at, "--topic", group, "--to-earliest"]
     for arguments in (where, [*where, "--yes"]):
-        assert "has 1 member(s): stop them first" in refused(weft("set", *arguments))
+        assert "has 1 member: stop them first" in refused(weft("set", *arguments))
     assert shown(group, at)[0]["frontier"] == 100
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.account.shown import counted
 from weft.cli import cluster
 from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
@@ -160,7 +161,9 @@ def set_(
         if members is None:
             raise _no_group(offsets)
         if members:
-            raise ConfigError(f"group {offsets.group} has {members} member(s): stop them first")
+            raise ConfigError(
+                f"group {offsets.group} has {counted(members, 'member')}: stop them first"
+            )
         spans = offsets.spans(where)
         known = {(one.topic, one.partition): one for one in offsets.progress(where)}
         at = offsets.offsets_at(where, timestamp_ms) if timestamp_ms is not None else {}

@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
+from weft.account.shown import counted
 from weft.cli.top_lines import (
     COLUMNS,
     LEFT,
@@ -199,7 +200,7 @@ class Top(App[None]):
             last = min(wanted.start + PARTITIONS_MAX, self._of)
             shown = f"{wanted.start + 1}-{last} of {self._of:,}" if self._of else "none"
             head.append(f" {middle(view['group'], NAME_CHARS)} ", "reverse")
-            head.append(f" {sums['members']} member(s), {self._state} · ")
+            head.append(f" {counted(sums['members'], 'member')}, {self._state} · ")
             if self._list:
                 here = len(view[self._list])
                 every = here + view[f"{self._list}_left_out"]

@@ -175,10 +175,7 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
     error = row.get("last_error") or {}
     if error.get("message", "").startswith(LETTER_REFUSED) and "UNKNOWN_TOPIC" in error["type"]:
         return text, f"create the dead-letter topic and release it{command}"
-    return text, (
-        f"fix the cause and release it{command}; Park(release_after_s=...) releases parked records "
-        "after a time, DeadLetter and Skip park none"
-    )
+    return text, f"fix the cause and release it{command}"
 
 
 def _on_hold(row: Row, member: str) -> tuple[str, str]:

@@ -160,12 +160,11 @@ def test_records_of_one_key_behind_the_same_one_share_a_sentence():
 def test_several_runs_are_named_by_group_and_member(shot):
     """As in `weft status`; the name of a socket is of no use. One partition is singular."""
     answers = [
-        (f"{n}-0", {"sentences": [{"text": "x", "next": "", "about": "parked", "rank": 1}],
+        (f"{n}-0", {"sentences": [{"text": text, "next": "", "about": "parked", "rank": 1}],
                     "found": [], "group": "shop", "member": f"vm-{n}"})
-        for n in (1, 2)
+        for n, text in enumerate("xy")
     ]  # fmt: skip
-    answers[1][1]["sentences"][0]["text"] = "y"
     stream = StringIO()
     Console(file=stream, width=80).print(_why_shown(answers))
-    assert stream.getvalue().split() == ["shop", "vm-1", "x", "shop", "vm-2", "y"]
+    assert stream.getvalue().split() == ["shop", "vm-0", "x", "shop", "vm-1", "y"]
     assert told(of(shot, "m1", 1))[0].endswith(" remaining in 1 partition")

@@ -88,7 +88,7 @@ def test_it_fits_80_by_24(shot):
     assert (len(rows), {len(row) for row in rows}) == (24, {80})
     for word in (
         "g ",
-        "1 member(s), running",
+        "1 member, running",
         "check",
         "orders[0]",
         "rate/s",

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from weft.account.account import Part
-from weft.account.shown import shown_key
+from weft.account.shown import counted, shown_key
 from weft.core import states
 from weft.core.states import InternalError
 from weft.core.work import Work
@@ -433,7 +433,7 @@ def why_unassigned(state: str, members: int) -> str:
         )
     if word == "STABLE":
         return (
-            f"the group has {members} member(s) and no partition left for this one, or a "
+            f"the group has {counted(members, 'member')} and no partition left for this one, or a "
             "killed member's session.timeout.ms has not passed"
         )
     if word in ("EMPTY", "DEAD"):
