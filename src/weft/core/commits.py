@@ -330,7 +330,8 @@ class Commits:
                 next="raise offset.metadata.max.bytes on the broker to 4096",
             )  # fmt: skip
         elif answer.verdict == "stop":
-            self._state.fail(f"commit refused for {partition!r}: {answer.reason}")
+            where = f"{partition.topic}[{partition.number}]"
+            self._state.fail(f"commit refused for {where}: {answer.reason}")
         elif answer.verdict == "gone":
             # No longer owned: the rebalance that reports it is on its way.
             commit.at = now + 10 * retry_s

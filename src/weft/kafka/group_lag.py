@@ -115,7 +115,10 @@ def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | Non
     holes = [offset for offset in known.not_done if offset >= frontier]
     beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
     if frontier > known.frontier:  # the log starts past the commit
-        problem = problem or f"retention deleted {known.frontier} to {frontier - 1} unhandled"
+        undone = sum(offset < frontier for offset in known.not_done)
+        undone += max(0, frontier - 1 - max(known.highest_seen, known.frontier - 1))
+        gone = f"retention deleted {known.frontier} to {frontier - 1}, {undone:,} of them"
+        problem = problem or f"{gone} unhandled"
         frontier = holes[0] if holes else max(frontier, known.highest_seen + 1)
         beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
     remaining = max(0, log.end - frontier - beyond)

@@ -49,6 +49,27 @@ def test_a_second_run_has_nothing_to_do(kafka):
 
 
 @pytest.mark.broker
+def test_records_behind_an_open_transaction_are_reported(kafka, caplog):
+    """A drain ends before them with exit code 0, as they cannot be read yet: not silently."""
+    source = kafka.topic()
+    kafka.fill(source, [b"plain"])
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(source, b"open")
+    assert producer.flush(60) == 0
+    kafka.fill(source, [b"behind"] * 3)
+    app, seen = counting(kafka, source)
+    assert kafka.drain(app).exit_code == 0
+    assert seen == [b"plain"]
+    (said,) = [text for text in caplog.messages if "open transaction" in text]
+    assert f"partitions={source}[0] offsets=4" in said
+    producer.abort_transaction(60)
+
+
+@pytest.mark.broker
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
     """The log's end is past the marker, which nobody ever receives."""

@@ -58,7 +58,7 @@ def test_a_full_map_is_reported_by_its_runs(runs, full):
         (None, "", Bounds(5, 25), 20, 5, "no commit:"),
         (None, "", Bounds(5, 5), 0, None, None),
         (30, "", Bounds(5, 25), 20, 5, "beyond the end of the log"),
-        (10, "", Bounds(20, 25), 5, 20, "retention deleted 10 to 19"),
+        (10, "", Bounds(20, 25), 5, 20, "retention deleted 10 to 19, 10 of them unhandled"),
         (10, "somebody's own", Bounds(0, 25), 15, 10, "not an offset map"),
     ],
 )
@@ -74,6 +74,7 @@ def test_retention_inside_of_a_map():
     text, _ = encode_fitting(10, 40, [10, 20, 30], limit_chars=4096)
     row = lag_of(committed(10, text), Bounds(25, 45))
     assert (row.oldest_not_done, row.remaining, row.done_beyond) == (30, 5, 10)
+    assert row.problem == "retention deleted 10 to 24, 2 of them unhandled"
 
 
 def test_what_cannot_be_read_is_a_problem_of_its_row():
