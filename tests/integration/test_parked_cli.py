@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
 from weft.cli.main import run as command
@@ -23,21 +23,18 @@ def committed(broker: LocalBroker, topic: str, offset: int, text: str) -> None:
     consumer = Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.auto.commit": False}
     )
-    deadline = time.monotonic() + 60
-    while True:
+
+    def has_a_coordinator() -> bool:
         try:
-            clib.committed(consumer, [(topic, 0)], 10.0)
-            break
+            return bool(clib.committed(consumer, [(topic, 0)], 10.0))
         except Exception:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)  # its coordinator is being looked for
+            return False  # it is being looked for
+
+    wait_for(has_a_coordinator)
     queue = clib.CommitQueue(consumer)
     queue.send([(topic, 0, offset, text)])
-    answers: Any = ()
-    while not answers:
-        assert time.monotonic() < deadline
-        answers = queue.poll(1.0)
-    assert answers[0].error == 0
+    (answer,) = wait_for(lambda: queue.poll(1.0))
+    assert answer.error == 0
     queue.close()
     consumer.close()
 

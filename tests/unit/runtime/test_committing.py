@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from tests.support.waiting import wait_for
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
@@ -425,6 +425,12 @@ def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> No
     assert starts(member) == 5
 
 
+async def others() -> set[asyncio.Task]:
+    """The loop's tasks but this one, after a turn of all."""
+    await asyncio.sleep(0)
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
 @pytest.mark.parametrize("kind", ["threads", "async"])
 def test_what_was_passed_on_before_it_was_suspended_is_given_back(
     member: Member, kind: str
@@ -443,12 +449,15 @@ def test_what_was_passed_on_before_it_was_suspended_is_given_back(
     threads, coroutines = ThreadExecutor(plan, member.door), AsyncExecutor(plan, member.door, loop)
     stand_still(member)
     (threads if kind == "threads" else coroutines).start(member.started[0].works[1:])
-    deadline = time.monotonic() + 60
-    while member.partition.in_flight and time.monotonic() < deadline:
-        loop.run_until_complete(asyncio.sleep(0.01))
+
+    def given_back() -> bool:
+        loop.run_until_complete(asyncio.sleep(0))
+        return not member.partition.in_flight
+
+    wait_for(given_back)
     threads.close()
     coroutines.close()
-    loop.run_until_complete(asyncio.sleep(0.01))
+    wait_for(lambda: not loop.run_until_complete(others()))
     loop.close()
     assert called == []
     assert member.partition.in_flight == 0
