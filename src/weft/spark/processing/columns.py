@@ -107,8 +107,9 @@ CARRIED = [
 BOUNDS = tuple(1e-5 * 2 ** (step / 8) for step in range(29 * 8 + 1))
 
 #: Extra columns of the rows; null in rows of records.
-TOOK_SCHEMA = ", took_ms double, calls long"
-TOOK = [pa.field("took_ms", pa.float64()), pa.field("calls", pa.int64())]
+TOOK_MS, CALLS = f"{OTHER}took_ms", f"{OTHER}calls"  # no name of a carried column
+TOOK_SCHEMA = f", {TOOK_MS} double, {CALLS} long"
+TOOK = [pa.field(TOOK_MS, pa.float64()), pa.field(CALLS, pa.int64())]
 
 
 def with_call_times(
@@ -127,8 +128,8 @@ def with_call_times(
         bounds = [(BOUNDS[max(0, at - 1)], BOUNDS[min(at, len(BOUNDS) - 1)]) for at, _ in found]
         took_ms = [round(sqrt(lower * upper) * 1e3, 4) for lower, upper in bounds]
         columns = {
-            "took_ms": pa.array(took_ms, pa.float64()),
-            "calls": pa.array([count for _, count in found], pa.int64()),
+            TOOK_MS: pa.array(took_ms, pa.float64()),
+            CALLS: pa.array([count for _, count in found], pa.int64()),
         }
         arrays = [columns.get(f.name, pa.nulls(len(found), f.type)) for f in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -141,15 +142,15 @@ def observed() -> list[Column]:
         F.count_if(status == "done").alias("done"),
         F.count_if(status == "failed").alias("failed"),
         F.coalesce(F.sum("attempts"), F.lit(0)).alias("attempts"),
-        F.percentile("took_ms", 0.5, F.col("calls")).alias("p50_ms"),
-        F.percentile("took_ms", 0.99, F.col("calls")).alias("p99_ms"),
+        F.percentile(TOOK_MS, 0.5, F.col(CALLS)).alias("p50_ms"),
+        F.percentile(TOOK_MS, 0.99, F.col(CALLS)).alias("p99_ms"),
     ]
 
 
 def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
     """The records' rows, observed; rows that only count calls are removed after it."""
     counted = rows.observe(metrics, *observed())
-    return counted.where(F.col("calls").isNull()).drop(*(field.name for field in TOOK))
+    return counted.where(F.col(CALLS).isNull()).drop(TOOK_MS, CALLS)
 
 
 # -- in and out ------------------------------------------------------------------------------------
@@ -164,15 +165,20 @@ def result_schema(settings: TaskSettings, records: StructType) -> str:
         if name == HASH:  # for the task only
             continue
         schema += f", {quoted(called)} {ddl(records[name].dataType)}"
-    return schema + (TOOK_SCHEMA if settings.timed else "")
+    return schema
 
 
-#: Columns of every row, so a carried column cannot have their names.
+#: Columns of every row, so a carried column cannot have their names. Spark ignores their case.
 OWN = frozenset(field.name for field in ARROW_SCHEMA)
+#: The column that `schema=` adds.
+RESULTS = "results"
 
 
-def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
-    """Columns that all rows carry: their names in the task -> their names in the DataFrame."""
+def other_columns(df: DataFrame, carry: object, where: str, own: frozenset[str]) -> dict[str, str]:
+    """Columns that all rows carry: their names in the task -> their names in the DataFrame.
+
+    `own`: names that the rows have already.
+    """
     if carry == "*":
         names = [name for name in df.columns if name not in RECORD_ROW]
     elif isinstance(carry, list | tuple):
@@ -180,9 +186,9 @@ def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
     else:
         return {}
     for name in names:
-        if name in OWN:
+        if name.lower() in own:
             raise ConfigError(
-                f"{where}: carry: the rows have their own column {name}: rename the"
+                f"{where}: carry: the rows have their own column {name.lower()}: rename the"
                 " DataFrame's, or leave it out of carry=[…]"
             )
         if df.columns.count(name) != 1 or names.count(name) != 1:

@@ -15,6 +15,9 @@ from weft.errors import ConfigError
 from weft.options import HandlerOptions
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
+    OWN,
+    RESULTS,
+    TOOK_SCHEMA,
     checked_schema,
     hash_column,
     input_columns,
@@ -104,7 +107,8 @@ def process(
     checked_carry(handler, carry)
     checked_progress(handler, progress, deadline_s, streaming=streaming)
     fields = None if schema is None else checked_schema(handler, schema)
-    records, others = _records(df, options, carry, f"process({name_of(handler)})")
+    own = OWN if fields is None else OWN | {RESULTS}
+    records, others = _records(df, options, carry, own)
     checked_metrics(handler, metrics, streaming=streaming)
     if progress is not None and not streaming:
         others[HASH] = HASH
@@ -124,15 +128,16 @@ def process(
     rows = _handled(records, settings, slots)
     if metrics is not None:
         rows = observed_rows(rows, metrics)
-    return rows if fields is None else rows.withColumn("results", results_column(fields))
+    return rows if fields is None else rows.withColumn(RESULTS, results_column(fields))
 
 
 def _records(
-    df: DataFrame, options: HandlerOptions, carry: object, where: str
+    df: DataFrame, options: HandlerOptions, carry: object, own: frozenset[str]
 ) -> tuple[DataFrame, dict[str, str]]:
     """What tasks get; and how it calls other columns that rows carry -> their names."""
+    where = f"process({name_of(options.function)})"
     columns = input_columns(df, options.value, where)
-    others = other_columns(df, carry, where)
+    others = other_columns(df, carry, where, own)
     columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
     return df.select(*columns), others
 
@@ -148,6 +153,8 @@ def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> D
         job = {"ordering": options.ordering, "columns": row_schema}
         count = pinned(settings.progress, slots, lambda: default_slots(spark), job)
     run = task_function(packed(settings), name_of(options.function))
+    if settings.timed:
+        row_schema += TOOK_SCHEMA
     lanes = records.repartition(count, *lane_columns(options.ordering))
     if not settings.sort:
         lanes = lanes.sortWithinPartitions("offset")  # spills to disk if it does not fit

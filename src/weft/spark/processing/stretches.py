@@ -95,8 +95,8 @@ def pinned(uri: str, slots: int | None, usual: Callable[[], int], job: Mapping[s
             made = {"version": VERSION, "slots": slots or usual(), **job}
             folder.write(JOB, json.dumps(made, indent=1).encode())
             return int(made["slots"])
-        known: dict[str, Any] = json.loads(found)
-    except (OSError, ValueError) as error:
+        known: dict[str, Any] = dict(json.loads(found))
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(
             f"process: progress={uri!r} cannot be used: {error}: give a folder that this process"
             " and all executors can read and write"

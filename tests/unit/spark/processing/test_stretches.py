@@ -164,6 +164,13 @@ def test_a_folder_belongs_to_one_job(tmp_path):
         pinned(uri, None, lambda: 6, {**JOB, "columns": "b int"})
 
 
+def test_a_file_of_another_program_is_one_line(tmp_path):
+    """Its name is that of the job's settings, and its content is not."""
+    (tmp_path / "process.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"progress=.* cannot be used"):
+        pinned(str(tmp_path), 1, lambda: 1, JOB)
+
+
 @pytest.mark.parametrize(
     "uri", ["ftp://host/a", "nowhere://x", "/dev/null/here"], ids=["ftp", "unknown", "a-file"]
 )

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from weft.runtime.histogram import Latency
-from weft.spark.processing.columns import BOUNDS, with_call_times
+from weft.spark.processing.columns import BOUNDS, CALLS, TOOK_MS, with_call_times
 
 
 def counted(seconds):
@@ -16,9 +16,9 @@ def counted(seconds):
         latency.add(one)
     batch = pa.record_batch({"offset": pa.array([7, 8], pa.int64())})
     first, last = with_call_times([batch], latency)
-    assert first.to_pydict() == {"offset": [7, 8], "took_ms": [None] * 2, "calls": [None] * 2}
+    assert first.to_pydict() == {"offset": [7, 8], TOOK_MS: [None] * 2, CALLS: [None] * 2}
     assert last.column("offset").null_count == last.num_rows
-    return [(row["took_ms"], row["calls"]) for row in last.to_pylist()]
+    return [(row[TOOK_MS], row[CALLS]) for row in last.to_pylist()]
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 0.0123, 0.05, 1.0, 333.0])
@@ -57,5 +57,5 @@ def test_a_task_counts_its_calls(task):
 
     batches = list(task(handler, [record_batch([(o, b"k", b"") for o in range(3)])], timed=True))
     rows = [row for batch in batches for row in batch.to_pylist()]
-    assert [row["offset"] for row in rows if row["calls"] is None] == [0, 1, 2]
-    assert sum(row["calls"] or 0 for row in rows) == 4
+    assert [row["offset"] for row in rows if row[CALLS] is None] == [0, 1, 2]
+    assert sum(row[CALLS] or 0 for row in rows) == 4
