@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import ConfigError
-
 if TYPE_CHECKING:
     from weft.spark.datasource import KafkaSource
     from weft.spark.processing import once, process, replay
@@ -34,11 +32,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ParquetTable":
-        raise ConfigError(
-            "weft.spark.ParquetTable is gone: give weft.spark.DeltaTable(uri, schema=...), whose "
-            "files are Parquet too, or IcebergTable (docs/results-to-tables.md)"
-        )
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -489,12 +489,8 @@ def shared_of(marks: Iterable[TopicPartition], marker_topic: str) -> tuple[p.Sha
 
 
 def own_of(mark: TopicPartition) -> p.Own:
-    """The marker of a task; Weft 0.4 and before stored the count and the sum of the keys."""
+    """The marker of a task."""
     if mark.offset < 0:
         return p.Own()
-    fields = (mark.metadata or "").partition(";")[0].split()
-    if len(fields) == 2:
-        rows = int(fields[0])
-        return p.Own(mark.offset - 1, -1, rows, p.Sums(rows, int(fields[1], 16), -1))
-    era, wrote, *sums = map(int, fields)
+    era, wrote, *sums = map(int, (mark.metadata or "").partition(";")[0].split())
     return p.Own(mark.offset - 1, era, wrote, p.Sums(*sums))

@@ -26,7 +26,6 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 _OTHERS = {
     "_spark_metadata": "of a streaming query, whose readers go by its log and would not see rows",
     "metadata": "an Iceberg table",
-    "_weft_table.json": "a ParquetTable of an older Weft",
 }
 
 

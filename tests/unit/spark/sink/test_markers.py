@@ -37,11 +37,8 @@ def test_too_many_topics_for_a_marker_are_refused():
         marks_of(Shared(spans={(f"a-rather-long-name-{n}", 0): (0, 0) for n in range(200)}), "t")
 
 
-def test_markers_of_earlier_releases_are_read():
-    """They hold the number of rows and a sum of their keys."""
-    assert own_of(TopicPartition("t", 0, 8, metadata="100 ff;")) == Own(
-        7, -1, 100, Sums(100, 255, -1)
-    )
+def test_a_task_that_has_committed_nothing_has_no_marker():
+    """Kafka has no offset for its group."""
     assert own_of(TopicPartition("t", 0, -1001)) == Own()
 
 

@@ -81,7 +81,6 @@ def test_a_column_of_the_record_with_another_type_is_refused(tmp_path) -> None:
     [
         ("_spark_metadata", "of a streaming query"),
         ("metadata", "an Iceberg table"),
-        ("_weft_table.json", "a ParquetTable of an older Weft"),
         ("part-0.parquet", "has files and is no Delta table"),
     ],
 )
@@ -120,12 +119,6 @@ def test_the_missing_library_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sink.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs deltalake.*pip install 'weft\[delta\]'"):
         DeltaTable(tmp_path, SCHEMA).check()
-
-
-def test_what_is_gone_is_named() -> None:
-    """Whoever asks for the home-made table is shown the other."""
-    with pytest.raises(ConfigError, match=r"ParquetTable is gone: give weft\.spark\.DeltaTable"):
-        _ = weft.spark.ParquetTable
 
 
 @pytest.mark.parametrize(
