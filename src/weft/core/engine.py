@@ -352,9 +352,8 @@ class Engine:
                     self.state.note(
                         "warning",
                         "batch call runs past its timeout_s, all its records are acknowledged",
-                        handler=handler.name,
-                        timeout_s=handler.timeout_s,
-                    )
+                        handler=handler.name, timeout_s=handler.timeout_s,
+                    )  # fmt: skip
             if handler.slots.all_hung(self.state.now):
                 slots, timeout_s = handler.slots.concurrency, handler.timeout_s
                 self.state.fail(

@@ -183,12 +183,9 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
                 '"latest", or commit a valid offset with `weft offsets set`'
             )
         target = found.log_start if on_lost == "earliest" else found.log_end
-        return Start(
-            target,
-            commit_start=True,
-            warning=f"committed offset {found.committed} is past the end of the log "
-            f"{found.log_end}: continuing at {on_lost}, {target}",
-        )
+        warning = f"committed offset {found.committed} is past the end of the log {found.log_end}: "
+        warning += f"continuing at {on_lost}, {target}"
+        return Start(target, commit_start=True, warning=warning)
     known = ""
     try:
         restored = decode(found.committed, found.metadata, log_end=found.log_end)
@@ -204,20 +201,10 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         kept = tuple(one for one in restored.rider.entries if one.offset >= start)
         gone = f"committed offset {found.committed} is before the start of the log {start}: "
         gone += "retention deleted what lay between"
-        return Start(
-            start,
-            top,
-            left,
-            commit_start=True,
-            remembered=kept,
-            warning=f"{gone}; {known}" if known else gone,
-        )
+        warning = f"{gone}; {known}" if known else gone
+        return Start(start, top, left, commit_start=True, remembered=kept, warning=warning)
+    known = known or (problem and f"what the commit remembers of records is ignored: {problem}")
     return Start(
-        found.committed,
-        restored.highest_seen,
-        restored.not_done,
-        commit_start=found.uncommitted,
-        remembered=restored.rider.entries,
-        warning=known
-        or (problem and f"what the commit remembers of records is ignored: {problem}"),
-    )
+        found.committed, restored.highest_seen, restored.not_done,
+        commit_start=found.uncommitted, remembered=restored.rider.entries, warning=known,
+    )  # fmt: skip

@@ -21,18 +21,9 @@ class Export:
     """One lane that is exported."""
 
     __slots__ = (
-        "came",
-        "expected",
-        "first",
-        "head",
-        "key",
-        "known",
-        "left",
-        "parked",
-        "sent",
-        "topic",
+        "came", "expected", "first", "head", "key", "known", "left", "parked", "sent", "topic",
         "why",
-    )
+    )  # fmt: skip
 
     def __init__(self, key: LaneKey, topic: str, why: str, head: Work, left: list[int]) -> None:
         self.key = key

@@ -71,14 +71,11 @@ class Plans:
         if left_out and not memory.shed:
             state.count("riders_cut")
             state.note(
-                "warning",
-                "no room in the commit for the attempts of all failing records",
-                topic=partition.topic,
-                partition=partition.number,
-                remembered=count,
+                "warning", "no room in the commit for the attempts of all failing records",
+                topic=partition.topic, partition=partition.number, remembered=count,
                 left_out=left_out,
                 next="the latest ones start over after a restart: handle or release earlier ones",
-            )
+            )  # fmt: skip
         memory.shed = left_out
         return item._replace(metadata=text, rider_chars=max(0, len(text) - chars))
 

@@ -297,11 +297,9 @@ class Returns:
             self._state.count("parked_records_gone", gone)
             self._state.note(
                 "warning",
-                "parked records are not in the log any more: retention or compaction took them",
-                topic=partition.topic,
-                partition=partition.number,
-                records=gone,
-            )
+                "parked records are not in the log any more: retention or compaction deleted them",
+                topic=partition.topic, partition=partition.number, records=gone,
+            )  # fmt: skip
 
     def _head(self, partition: Partition, head: Work, known: tuple[Record, int] | None) -> bool:
         """A released head has its bytes again; True if the log does not have it any more."""

@@ -27,17 +27,9 @@ SUPERSEDED: Final = 9  # its epoch ended first: later results are counted and dr
 #: states of records without a call that has started, or whose call has to start again
 WAITING: Final = (QUEUED, RETRYING, PARKED)
 RECORD_NAMES: Final = (
-    "queued",
-    "marking",
-    "running",
-    "sending",
-    "committing",
-    "pending",
-    "retrying",
-    "parked",
-    "done",
-    "superseded",
-)
+    "queued", "marking", "running", "sending", "committing", "pending", "retrying", "parked",
+    "done", "superseded",
+)  # fmt: skip
 
 RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (QUEUED, RUNNING): "a slot is free",
@@ -70,13 +62,10 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (PENDING, PARKED): "output refused and exhausted, Park",
     (RETRYING, QUEUED): "due",
     (PARKED, QUEUED): "released",
-    (QUEUED, SUPERSEDED): "epoch ended",
-    (RUNNING, SUPERSEDED): "epoch ended",
-    (SENDING, SUPERSEDED): "epoch ended",
-    (COMMITTING, SUPERSEDED): "epoch ended",
-    (PENDING, SUPERSEDED): "epoch ended",
-    (RETRYING, SUPERSEDED): "epoch ended",
-    (PARKED, SUPERSEDED): "epoch ended",
+    **dict.fromkeys(
+        ((state, SUPERSEDED) for state in (*WAITING, RUNNING, SENDING, COMMITTING, PENDING)),
+        "epoch ended",
+    ),
 }
 
 # -- a partition epoch ---------------------------------------------------------------------------
