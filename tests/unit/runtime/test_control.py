@@ -245,6 +245,14 @@ def test_a_run_that_starts_asks_to_come_again():
     assert (answer.outcome, answer.detail) == ("refused", "it is starting: ask again")
 
 
+def test_a_command_to_a_key_takes_no_snapshot(kafka, started, monkeypatch):
+    """One grows with the partitions: 10,000 commands were answered more than a minute late."""
+    first = started.obey("hold", topic="a", key="k", for_s=60.0)
+    monkeypatch.setattr(started.run, "snapshot", lambda **_: pytest.fail("a snapshot"))
+    again = started.obey("hold", topic="a", key="k2", for_s=60.0)
+    assert (again.outcome, again.member) == ("done", first.member)
+
+
 def test_commands_from_many_threads(started):
     """None is lost: at the end what came last is in force."""
     threads = [
