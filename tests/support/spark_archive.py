@@ -22,9 +22,10 @@ def options() -> str:
 def write(folder: str) -> None:
     """A session that does a little of what tests do; its JVM writes the file when it ends."""
     os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    os.environ["SPARK_SUBMIT_OPTS"] = f"-Xlog:disable -XX:ArchiveClassesAtExit={FILE}"
+    made = FILE.with_suffix(".new")  # one that is cut off is never used
+    os.environ["SPARK_SUBMIT_OPTS"] = f"-Xlog:disable -XX:ArchiveClassesAtExit={made}"
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    FILE.unlink(missing_ok=True)
+    made.unlink(missing_ok=True)
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -43,9 +44,10 @@ def write(folder: str) -> None:
     spark.stop()
     java = SparkContext._gateway.proc
     java.stdin.close()  # it ends then
-    java.wait()
+    if java.wait() == 0:
+        made.replace(FILE)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        write(made)
+    with tempfile.TemporaryDirectory() as events:
+        write(events)
