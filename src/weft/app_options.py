@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
+from weft.policies import is_topic
 from weft.signatures import check_call
 from weft.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
-TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class AppKeywords(TypedDict, total=False):
@@ -126,7 +125,7 @@ def checked_app(options: AppOptions) -> AppOptions:
         )
     for name in ("reports", "control"):
         topic: object = getattr(options, name)
-        if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
+        if topic is not None and not (isinstance(topic, str) and is_topic(topic)):
             raise ConfigError(f"App({name}={topic!r:.80}) cannot be a topic: give its name")
     if options.control is not None and options.control == options.reports:
         raise ConfigError("App(control=..., reports=...) are two topics: give two names")

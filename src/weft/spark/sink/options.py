@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ from confluent_kafka import Producer
 
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
-from weft.spark.source.bounds import shown
+from weft.spark.source.bounds import shown, topic_name
 from weft.spark.source.cluster import CONNECTING, accepted
 from weft.spark.source.javanames import librdkafka_properties
 from weft.spark.source.options import check_brokers_given, fields_of, flag, split_options
@@ -19,7 +18,6 @@ from weft.spark.source.secrets import resolved
 #: Options of Spark's own that come along.
 SPARKS = frozenset({"checkpointlocation", "includeheaders"})
 ID_PREFIX = "weft-sink"
-TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 PREFIX_CHARS_MAX = 200
 
 REFUSED = {
@@ -56,13 +54,6 @@ class SinkOptions:
     def producer_config(self) -> dict[str, object]:
         """The configuration of a producer: the user's properties over the defaults."""
         return {**DEFAULTS, **self.kafka, "delivery.report.only.error": True}
-
-
-def topic_name(option: str, text: str) -> str:
-    """Parse a topic's name."""
-    if TOPIC_NAME.fullmatch(text.strip()) is None:
-        raise ConfigError(f"option {option}={shown(text)}: it cannot be a topic of Kafka: give one")
-    return text.strip()
 
 
 def prefix(option: str, text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from weft.errors import ConfigError
 from weft.numeric import is_whole
+from weft.policies import is_topic
 from weft.types import TopicPartition
 
 #: An offset (or a timestamp in ms) for each partition.
@@ -112,7 +113,16 @@ def topic_object(option: str, text: str, example: str) -> dict[str, Any]:
         ) from None
     if not isinstance(parsed, dict) or not parsed:
         raise ConfigError(f"{option}: {shown(text)} names no topic: write {example}")
+    for name in parsed:
+        topic_name(option, name)
     return parsed
+
+
+def topic_name(option: str, text: str) -> str:
+    """Parse a topic's name."""
+    if not is_topic(text.strip()):
+        raise ConfigError(f"option {option}={shown(text)}: it cannot be a topic of Kafka: give one")
+    return text.strip()
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

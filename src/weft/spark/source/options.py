@@ -23,6 +23,7 @@ from weft.spark.source.bounds import (
     shown,
     timestamp_bound,
     timestamps_bound,
+    topic_name,
 )
 from weft.spark.source.javanames import librdkafka_properties
 from weft.spark.source.secrets import resolved
@@ -305,7 +306,8 @@ def subscription(given: Mapping[str, str]) -> Subscription:
                 f"subscribePattern: {shown(pattern)} is no pattern ({error})"
             ) from None
         return Subscription(pattern=pattern)
-    topics = [name.strip() for name in given["subscribe"].split(",") if name.strip()]
+    names = given["subscribe"].split(",")
+    topics = [topic_name("subscribe", name) for name in names if name.strip()]
     if not topics:
         raise ConfigError("subscribe: no topic in it: write topicA or topicA,topicB")
     return Subscription(topics=tuple(dict.fromkeys(topics)))

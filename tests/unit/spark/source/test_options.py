@@ -163,8 +163,9 @@ def test_delays_are_read_in_sparks_units(text, seconds):
 def test_topics_are_split_trimmed_and_kept_once():
     """`subscribe` is a list with commas."""
     assert options(subscribe=" a, b ,,a").subscription.topics == ("a", "b")
-    with refused("subscribe"):
-        options(subscribe=" , ")
+    for bad in (" , ", "a,b c", "a,..", "x" * 250):
+        with refused("subscribe"):
+            options(subscribe=bad)
 
 
 def test_assign_is_read_and_checked():
@@ -179,6 +180,7 @@ def test_assign_is_read_and_checked():
         '{"a":["0"]}',
         '{"a":[0,0]}',
         '{"a":[2147483648]}',
+        '{"a b":[0]}',
     ):
         with refused("assign"):
             without("subscribe", assign=bad)
