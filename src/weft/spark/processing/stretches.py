@@ -47,8 +47,9 @@ class Folder:
     def __init__(self, uri: str) -> None:
         """Raises ConfigError if Arrow does not know this path or URI."""
         self.uri = uri
+        is_uri = "://" in uri or uri.startswith("file:/")  # Spark writes file:/a
         try:
-            made = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+            made = fs.FileSystem.from_uri(uri if is_uri else Path(uri).absolute().as_uri())
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise ConfigError(
                 f"process: progress={uri!r}: {error}: give a folder that all executors reach, as a"

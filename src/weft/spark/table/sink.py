@@ -86,7 +86,7 @@ class DeltaTable(TableSink):
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid options; makes a folder's path absolute."""
         given: object = self.uri
-        uri = str(given).removeprefix("file://")
+        uri = re.sub(r"^file:(//)?(?=/[^/])", "", str(given))  # Spark writes file:/a
         is_folder = not _SCHEME.fullmatch(uri)
         if not isinstance(given, str | Path) or not uri or (is_folder and "://" in uri):
             raise ConfigError(f"DeltaTable({given!r:.80}): give a folder, or s3://BUCKET/TABLE")

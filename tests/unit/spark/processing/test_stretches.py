@@ -185,7 +185,7 @@ def test_files_are_there_whole_or_not_at_all(tmp_path):
     """Under another name until they are written."""
     folder = Folder(tmp_path.as_uri())
     folder.write("a/b", b"x")
-    assert folder.read("a/b") == b"x"
+    assert folder.read("a/b") == Folder(f"file:{tmp_path}").read("a/b") == b"x"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
     assert folder.read("a/c") is None
     assert folder.names("nothing", "") == []

@@ -146,6 +146,7 @@ def test_the_limits_of_the_interval() -> None:
     """0 and 60 seconds are allowed."""
     assert DeltaTable("/t", "a int", interval_s=0).interval_s == 0
     assert DeltaTable("file:///t", "a int", interval_s=60).uri == "/t"
+    assert DeltaTable("file:/t", "a int").uri == "/t"
 
 
 def test_sink_is_for_fleets() -> None:
