@@ -131,9 +131,9 @@ def bounds_soon(
 
 
 def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> None:
-    """Make the client look up these topics' leaders; blocks, up to `timeout_s`."""
+    """Make the client look up these topics' leaders, of all if none is given; blocks so long."""
     deadline = time.monotonic() + timeout_s
-    for topic in sorted(topics) if len(topics) <= REFRESHED_MAX else [None]:
+    for topic in sorted(topics) if 0 < len(topics) <= REFRESHED_MAX else [None]:
         with suppress(KafkaException):  # no broker answers: the caller retries
             clib.refresh_metadata(consumer, topic, max(AGAIN_S, deadline - time.monotonic()))
 

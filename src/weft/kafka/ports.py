@@ -166,7 +166,10 @@ class ConsumerPort(Protocol):
         """
 
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:
-        """Look up these topics' leaders; any thread, may wait."""
+        """Look up these topics' leaders; any thread, may wait.
+
+        Of all topics if none is given: the group learns changed partition counts from that alone.
+        """
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Last known ends of the assigned partitions; sends no request."""

@@ -175,3 +175,29 @@ def test_a_deleted_topic_does_not_hold_up_the_others(kafka, options):
     wait_for(lambda: (kafka.committed(group, other) or 0) >= 50)
     run.stop()
     assert run.wait(60).exit_code == 0
+
+
+@pytest.mark.broker
+def test_partitions_that_a_recreated_topic_no_longer_has_are_given_up(kafka):
+    """The group kept them until librdkafka's next look at the metadata: start unknown for minutes."""
+    source, seen = kafka.topic(partitions=3), []
+    kafka.fill(source, [b"old"], partition=0)
+    app = kafka.app()
+
+    @app.consume(source)
+    def handler(record):
+        seen.append(record.value)
+
+    kafka.start(app)
+    wait_for(lambda: seen == [b"old"])
+    kafka.delete(source)
+    kafka.topic(name=source)
+    kafka.fill(source, [b"new"], partition=0)
+    wait_for(lambda: seen == [b"old", b"new"])
+
+    def whole() -> bool:
+        shot = app.snapshot()
+        unknown = [one for one in shot["halts"] if one["cause"] == "start_unknown"]
+        return len(shot["partitions"]) == 1 and not unknown
+
+    wait_for(whole)

@@ -94,7 +94,7 @@ producer.produce("orders", b"")
 assert producer.flush(60) == 0
 looked_up = []
 def on_assign(consumer, partitions):
-    for topics in (["orders"], ["no such topic"], [str(n) for n in range(11)]):
+    for topics in (["orders"], ["no such topic"], [str(n) for n in range(11)], []):
         refresh(consumer, topics, 60)
     looked_up[:] = [len(served)]
     time.sleep(0.1)  # more callbacks are due

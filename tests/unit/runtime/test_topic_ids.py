@@ -21,6 +21,7 @@ class Cluster:
         self.error: Exception = KafkaUnavailable("away")
         self.unsure = []
         self.reread_of = []
+        self.refreshed = []
         self.topic_ids = TopicIds(self.ask, self.unsure.append)
         self.partition = SimpleNamespace(
             where=WHERE,
@@ -34,8 +35,12 @@ class Cluster:
         self.membership = SimpleNamespace(
             partitions={WHERE: self.partition},
             on_poll_thread=lambda action: action(),
-            consumer=SimpleNamespace(pause=lambda _: None),
+            background=lambda action: action(),
+            consumer=SimpleNamespace(pause=lambda _: None, refresh=self.refresh),
         )
+
+    def refresh(self, topics, _timeout_s):
+        self.refreshed.append(topics)
 
     def ask(self, topics):
         if self.ids is None:
@@ -63,6 +68,7 @@ def test_what_we_committed_for_the_former_topic_is_not_believed(committed, caplo
     cluster.ids = {"t": "second"}
     cluster.look()
     assert cluster.reread_of == [[WHERE]]
+    assert cluster.refreshed == [()]  # of all topics: it may have fewer partitions
     assert caplog.messages == []  # it is said when they begin
     start = cluster.found(committed)
     assert (start.committed, start.metadata, start.reset_to) == (None, "", 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +25,7 @@ from weft.types import TopicPartition
 LOOK_EVERY_S = 2.0
 #: checks in a row that do not find the topic: a broker's metadata may be a moment old
 MISSED_MAX = 3
+REFRESH_S = 5.0
 
 Ask = Callable[[Sequence[str]], Mapping[str, str]]
 
@@ -92,6 +94,13 @@ class TopicIds:
         membership.consumer.pause(where)
         reread(where)  # closes them under the former id
         self._on_unsure(topic)
+
+        def look_up() -> None:
+            """It may have fewer partitions: the group assigns the others until it knows."""
+            with suppress(KafkaUnavailable):  # librdkafka looks by itself, every five minutes
+                membership.consumer.refresh((), REFRESH_S)
+
+        membership.background(look_up)
 
     def _gone(self, membership: GroupMembership, reread: Reread, topic: str) -> None:
         """On the polling thread: end the epochs of a deleted topic that would hold up others.
