@@ -73,7 +73,7 @@ def test_brokers_that_do_not_answer(kafka):
         app = weft.App(group="g", kafka={"bootstrap.servers": address}, start_timeout_s=2.0)
         app.consume("t")(print)
         began = time.monotonic()
-        refused(kafka, app, address, "broker", error=weft.FatalError)
+        refused(kafka, app, f"no answer from {address}", error=weft.FatalError)
         assert time.monotonic() - began < 30
 
 
