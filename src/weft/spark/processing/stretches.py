@@ -136,8 +136,9 @@ class Stretches:
                 kept = batch if wanted.all() else batch.filter(pa.array(wanted))
                 yield kept.drop_columns([HASH])
 
-    def _known(self) -> None:
-        """Find out which records are done; for one in two files the first counts."""
+    def fresh(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches without rows that are done; ConfigError if a record has changed."""
+        # Which records are done; for one in two files the first counts.
         found: dict[TopicPartition, list[tuple[Any, Any, Any]]] = {}
         for number, name in enumerate(self._names):
             for batch in self._read(name, ["topic", "partition", "offset", HASH]):
@@ -150,10 +151,6 @@ class Stretches:
             _, first = np.unique(offsets, return_index=True)
             here = np.zeros(len(first), np.bool_)
             self._done[place] = offsets[first], marks[first], stretches[first], here
-
-    def fresh(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches without rows that are done; ConfigError if a record has changed."""
-        self._known()
         for batch in batches:
             if not self._done:
                 yield batch
