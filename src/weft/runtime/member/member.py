@@ -258,12 +258,12 @@ class Member:
         assert self._stopped_at is not None
         return self._stopped_at + self.config.drain_timeout_s - self.now()
 
-    def revoke_wait_s(self) -> float:
-        """How long a revoke may wait for what is in flight."""
+    def revoke_until(self, began: float) -> float:
+        """Until when a revoke waits for what is in flight; a stop can make it earlier meanwhile."""
         if self.leaving:
-            return 0.0  # the drain has waited already
-        wait_s = self.config.revoke_timeout_s
-        return wait_s if self._stopped_at is None else max(0.0, min(wait_s, self._left_s()))
+            return began  # the drain has waited already
+        until = began + self.config.revoke_timeout_s
+        return until if self._stopped_at is None else min(until, self.now() + self._left_s())
 
     def last_transaction_until(self, began: float) -> float:
         """Until when to wait for a last transaction; it can become earlier meanwhile."""

@@ -67,8 +67,8 @@ class TimeLeft(Protocol):
     def patient(self) -> bool:
         """Whether a stop still has time left."""
 
-    def revoke_wait_s(self) -> float:
-        """How long a revoke may wait for what is in flight."""
+    def revoke_until(self, began: float) -> float:
+        """Until when to wait for what is in flight; it can become earlier meanwhile."""
 
     def last_transaction_until(self, began: float) -> float:
         """Until when to wait for a last transaction; it can become earlier meanwhile."""
@@ -248,15 +248,13 @@ class Rebalance:
         membership.door.call(lambda engine, now: engine.revoking(now, ours))
         for executor in membership.executors:
             executor.warn(ours)
-        # Checked in each round: a stop that comes meanwhile has less time than a rebalance.
-        left_s = self._time_left.revoke_wait_s
-        self._wait(lambda: quiet(ours) or left_s() <= 0, left_s())
-        finished = quiet(ours)
+        finished = self._wait(partial(quiet, ours), partial(self._time_left.revoke_until, began))
         if not finished:
             for work in membership.door.call(lambda engine, _: engine.running(ours)):
                 membership.executors[work.partition.handler.index].cancel(work, expired=False)
             grace_s = CANCEL_GRACE_S if self._time_left.patient else 0.05
-            self._wait(lambda: quiet(ours), grace_s)
+            cancelled_by = self._membership.now() + grace_s
+            self._wait(partial(quiet, ours), lambda: cancelled_by)
         ended = self._end_transactions(ours)
         stored = self._committer.send_last(ours) and ended
         membership.door.call(lambda engine, now: engine.closed(now, ours))
@@ -300,12 +298,14 @@ class Rebalance:
         held = [self._membership.partitions.pop(where, None) for where in partitions]
         return [partition for partition in held if partition is not None]
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait inside the callback, where only this thread can serve the commit answers."""
+    def _wait(self, done: Callable[[], bool], until: Callable[[], float]) -> bool:
+        """Wait inside the callback, where only this thread can serve the commit answers.
+
+        `until` is asked in each round: a stop that comes meanwhile leaves less time.
+        """
         membership = self._membership
-        deadline = membership.now() + timeout_s
         while not done():
-            if (now := membership.now()) >= deadline:
+            if (now := membership.now()) >= until():
                 return False
             if now >= membership.door.wakes_at:  # a refused transaction is due again, a call hangs
                 self._tick_engine(now)
@@ -326,14 +326,6 @@ class Rebalance:
         if not ours or self._config.make_transactor is None:
             return True
 
-        began, committed = self._membership.now(), False
-
-        def ended() -> bool:
-            nonlocal committed
-            committed = all_committed()
-            until = self._time_left.last_transaction_until(began)
-            return committed or self._membership.now() >= until
-
         def all_committed() -> bool:
             if any(p.claiming or p.committing for p in ours):
                 return False
@@ -342,8 +334,8 @@ class Rebalance:
             self._membership.door.call(lambda engine, now: engine.commit_soon(now))
             return False
 
-        self._wait(ended, float("inf"))
-        return committed
+        began = self._membership.now()
+        return self._wait(all_committed, partial(self._time_left.last_transaction_until, began))
 
 
 def quiet(partitions: Sequence[Partition]) -> bool:
