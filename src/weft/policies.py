@@ -91,7 +91,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait while the service that the handler calls is away: failures with `on` cost no attempt.
+    """Wait while the service that the handler calls is unavailable: such failures are free.
 
     All records of the handler wait; one at a time probes, and at the first success all continue.
 
@@ -99,7 +99,7 @@ class Hold:
     `probe_s`: seconds between two probes.
     `by`: a quick function that gets the record as it was fetched, key and value as bytes, and
     returns the unavailable part, such as a tenant or a host: only records of that value wait.
-    `max_s`: after so many seconds the retry policy takes over.
+    `max_s`: after this many seconds the retry policy takes over.
     """
 
     on: tuple[type[BaseException], ...]
@@ -203,11 +203,11 @@ class Park:
     """Keep the exhausted record not-done and its lane waiting, at no cost in workers.
 
     It stays parked also after a restart (with `Retry(remember=True)`).
-    `release_after_s`: after so many seconds its attempts start over; None: only by a command.
+    `release_after_s`: after this many seconds its attempts start over; None: only by a command.
     `export`: a topic ("{topic}.dlq" is allowed), which enables the pressure valve: parked lanes are
     dead-lettered there, whole and in order, the oldest first,
     `at_map`: while so much of the reach of the offset map is taken, above 0 to 1 (None: at any
-    level), and `after_s`: when their first record has been parked for so many seconds.
+    level), and `after_s`: when their first record has been parked for this many seconds.
     """
 
     release_after_s: float | None = None

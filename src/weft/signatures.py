@@ -25,7 +25,7 @@ _MANY = (list, tuple, abc.Iterable)
 
 
 def check_call(what: str, name: str, function: Callable[..., Any], wanted: tuple[str, ...]) -> None:
-    """ConfigError if a callback cannot be called with so many arguments.
+    """ConfigError if a callback cannot be called with this many arguments.
 
     `name`: of the function in the example.
     """

@@ -13,7 +13,7 @@ from weft.core.handler import Handler
 from weft.core.reach import PRESSURE
 from weft.core.work import Work
 
-#: calls that have not started for so many seconds are reported as a cause
+#: calls that have not started for this many seconds are reported as a cause
 OPENS_S = 2.0
 
 

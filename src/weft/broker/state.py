@@ -209,7 +209,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many loopback ports, outside the system's ephemeral range (from 32768 on Linux).
+    """This many loopback ports, outside the system's ephemeral range (from 32768 on Linux).
 
     A port of that range may be used by an outgoing connection while a killed node is down: the node
     could not restart, and its clients would connect to another program.

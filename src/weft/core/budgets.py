@@ -383,7 +383,7 @@ class SharedBudget:
             tenant.used += more
 
     def wait(self, seconds: float, error: ErrorInfo) -> None:
-        """The service asks its callers to wait for so many seconds."""
+        """The service asks its callers to wait for this many seconds."""
         state = self._state
         until = state.now + min(max(0.0, seconds), DELAY_MAX_S)
         if until <= max(self.until, state.now):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: what a command about one record does not end
 HELD = "its key is held by a command: weft key release ends that"
 _UNDER_WAY = "it is {} now: ask again when that is over"
-#: from so many commands on, the records of a partition are sorted by lane once for all of them
+#: from this many commands on, the records of a partition are sorted by lane once for all of them
 SORTED_FROM = 8
 
 

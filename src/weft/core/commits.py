@@ -181,7 +181,7 @@ class Commits:
         self._sequence = 0
         #: when the commit interval ends
         self.next_at = 0.0
-        #: commit after so many records, if not 0
+        #: commit after this many records, if not 0
         self.many = state.limits.commit.max_records or 0
         #: sequence of the transaction in flight; None if there is none
         self._transaction: int | None = None

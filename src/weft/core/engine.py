@@ -411,7 +411,7 @@ class Engine:
         self._turn()
 
     def grant_ahead(self, now: float, handler: int, count: int) -> None:
-        """Grant so many calls of this handler beyond its concurrency from now on.
+        """Grant this many calls of this handler beyond its concurrency from now on.
 
         Its executor does not run more of them together: it only has the next ones available.
         """

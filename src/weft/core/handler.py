@@ -112,7 +112,7 @@ class Handler:
         self.timed = self.timed or slots.timeout_s is not None
 
     def grant_ahead(self, count: int) -> None:
-        """Grant so many calls beyond the concurrency from now on, unless a command forbids it."""
+        """Grant this many calls beyond the concurrency from now on, unless a command forbids it."""
         self.ahead = count
         if not self.alone:
             self.slots.resize(self.spec.concurrency, count)
@@ -123,7 +123,7 @@ class Handler:
         return self.slots.timeout_s
 
     def divert(self, count: int) -> None:
-        """So many more, or fewer, records are handled again."""
+        """This many more, or fewer, records are handled again."""
         self.redone += count
         self.plain = self.spec.plain and not self.redone
 
@@ -219,7 +219,7 @@ class Handler:
         return min(allowed, self.bucket.starts())
 
     def untake(self, count: int) -> None:
-        """So many of the taken records do not start after all."""
+        """This many of the taken records do not start after all."""
         if self.limited:
             self.bucket.pay(-count)
 
@@ -316,11 +316,11 @@ class Slots:
             self.deadlines = {call: due + later for call, due in self.deadlines.items()}
 
     def take(self, count: int = 1) -> None:
-        """So many calls start."""
+        """This many calls start."""
         self.free -= count
 
     def give(self, count: int = 1) -> None:
-        """So many calls are over."""
+        """This many calls are over."""
         self.free += count
 
     def time(self, works: Sequence[Work], now: float, *, together: bool = False) -> None:

@@ -400,7 +400,7 @@ class Lanes:
         return charge
 
     def grow(self, work: Work, more: int) -> None:
-        """So many bytes more are kept because of this record."""
+        """This many bytes more are kept because of this record."""
         charge = work.charge
         if charge is not None:
             charge.bytes += more

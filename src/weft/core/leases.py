@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 VALID_S = 2.0
 #: interval of the reports of a member that uses a budget
 REPORT_EVERY_S = 0.25
-#: a member keeps what it used since its last report so many times over
+#: a member keeps what it used since its last report this many times over
 _KEPT = 1.5
 _REPORTS_MAX = 100
 

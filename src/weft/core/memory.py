@@ -56,7 +56,7 @@ class Memory:
         self.changed = False
         #: entries that the last plan had no room for
         self.shed = 0
-        #: of these, at most so many that the last plan did not check
+        #: of these, at most this many that the last plan did not check
         self.unseen = 0
         #: the broker stores no more than the map
         self.barred = False

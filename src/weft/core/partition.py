@@ -138,7 +138,7 @@ class Partition:
         self.in_flight -= 1
 
     def finished(self, count: int, size: int, top: int) -> None:
-        """So many calls have returned and are done; their lanes have continued."""
+        """This many calls have returned and are done; their lanes have continued."""
         self.in_flight -= count
         self.bytes -= size
         if count:
@@ -314,7 +314,7 @@ class Partition:
         self.resize(work, failure.uncharged())
 
     def resize(self, work: Work, more: int) -> None:
-        """It keeps so many bytes more, or fewer."""
+        """It keeps this many bytes more, or fewer."""
         work.size += more
         self.bytes += more
         self.lanes.grow(work, more)

@@ -92,7 +92,7 @@ def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
 
 
 def _grown_s(retry: Retry, times: int) -> float:
-    """The policy's delay after so many failures in a row, without its jitter."""
+    """The policy's delay after this many failures in a row, without its jitter."""
     assert not callable(retry.delay_s)
     # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
     return min(retry.delay_s * retry.multiplier ** min(times - 1, 64), retry.delay_max_s)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.1  # interval of checks of parked records
 AGAIN_S = 1.0  # delay before a lane is tried again that could not be taken at its time
 REFUSED_S = 30.0  # pause after a refused letter
-#: most lanes of one partition that are exported together; no more behind so many records
+#: most lanes of one partition that are exported together; no more behind this many records
 LANES_MAX = 100
 RECORDS_MAX = 10_000
 

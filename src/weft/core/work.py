@@ -113,7 +113,7 @@ class Work:
         return failure
 
     def resume(self, attempts: int, texts: SharedTexts) -> Failure:
-        """It has failed so many times before it was fetched here; it has not started here."""
+        """It has failed this many times before it was fetched here; it has not started here."""
         failure = self.failure = Failure(texts)
         failure.attempts = attempts
         self.try_again(failure)

@@ -474,7 +474,7 @@ class _Pace:
             self.at_a_time = min(BATCH_RECORDS_MAX, 10 * self.at_once)
 
     def wait(self, count: int) -> None:
-        """Wait until so many more may be sent."""
+        """Wait until this many more may be sent."""
         if self._rate is None:
             return
         now = time.monotonic()

@@ -37,8 +37,8 @@ Spec = Literal["start", "end"] | int
 #: added to the request's own time limit, so that its own error comes first
 _GRACE_S = 1.0
 _RETRY_PAUSE_S = 0.1
-#: after so many requests in a row without an answer the client is replaced: one client was observed
-#: to get no answer for minutes while others of the same process did
+#: after this many requests in a row without an answer the client is replaced: one client was
+#: observed to get no answer for minutes while others of the same process did
 _UNANSWERED_MAX = 5
 #: former clients that wait for a group's description, for at most an hour: each has threads
 _FORMER_MAX = 3

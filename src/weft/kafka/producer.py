@@ -45,7 +45,7 @@ IN_COMPANY = frozenset(
     }
 )
 ALONE = {"batch.num.messages": 1, "linger.ms": 0}
-LIVES = 3  # a message that was in so many broken producers has failed
+LIVES = 3  # a message that was in this many broken producers has failed
 #: what `poll` and `flush` raise after a fatal error, and never otherwise
 FATAL = (KafkaException, SystemError)
 _NOTHING: tuple[tuple[()]] = ((),)

@@ -271,7 +271,7 @@ _QUEUE_PART, _FETCH_PART, _PRODUCER_PART = 8, 16, 4
 #: librdkafka's overhead per queued record; small records are mostly that.
 RECORD_OVERHEAD_BYTES = 512
 
-#: Below so many queued records librdkafka fetches again, up to one response of 1 MB per partition
+#: Below this many queued records librdkafka fetches again, up to one response of 1 MB per partition
 #: more. Its default of 100,000 is no faster, and the last of ten million records then find 13 %
 #: more memory in use than the second million did (with this: 2 %; benchmarks/run.py memory).
 _QUEUE_MAX_RECORDS = 10_000

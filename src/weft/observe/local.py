@@ -30,7 +30,7 @@ ASKED_BYTES_MAX = 64 * 2**10
 ANSWER_BYTES_MAX = 256 * 2**20
 #: longest path of a unix socket, with a margin
 PATH_BYTES_MAX = 100
-#: for so many seconds after its detection a killed run is reported
+#: for this many seconds after its detection a killed run is reported
 GONE_SHOWN_S = 600.0
 #: distinguishes several apps of one process
 _numbers = itertools.count()

@@ -42,7 +42,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LOOK_S = 0.1
-#: after so many seconds without data a comment line is sent, which detects closed connections
+#: after this many seconds without data a comment line is sent, which detects closed connections
 ALIVE_S = 10.0
 
 

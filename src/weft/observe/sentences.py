@@ -219,8 +219,8 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "it continues when it is here: weft why names the broker if that does not answer",
     ),
     "outage": lambda row, member: (
-        "waits since what its handler calls for it is away",
-        "restore that: weft why names the error; all continue when a probe succeeds",
+        "waits because the service that its handler calls is unavailable",
+        "restore that service: weft why names the error; all continue when a probe succeeds",
     ),
     "budget": lambda row, member: (
         "waits in the queue of its handler's budget",
@@ -419,11 +419,12 @@ def _none_begins(halt: Row) -> tuple[str, str]:
 def _outage(halt: Row) -> tuple[str, str]:
     value = "" if halt.get("value") is None else f" of {halt['value']}"
     text = (
-        f"What {halt.get('handler')} calls is away{_for(halt)}{_error(halt, 'error')}. "
+        f"The service that {halt.get('handler')} calls has been unavailable{_for(halt)}"
+        f"{_error(halt, 'error')}. "
         f"Records{value} wait ({halt.get('waiting', 0):,} could start); one probes every "
         f"{seconds(halt.get('probe_s', 0.0))}, and attempts cost nothing."
     )
-    return text, "restore what it calls: all continue at the first success"
+    return text, "restore that service: all records continue at the first success"
 
 
 def _brake(halt: Row) -> tuple[str, str]:

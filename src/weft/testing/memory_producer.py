@@ -28,7 +28,7 @@ class MemoryProducer:
         on_served: Callable[[], None] = lambda: None,
         queue_max: int = QUEUE_MAX,
     ) -> None:
-        """`queue_max`: messages; with so many waiting, `send` raises BufferError."""
+        """`queue_max`: messages; with this many waiting, `send` raises BufferError."""
         self._kafka = kafka
         self._mortal = mortal
         self._on_served = on_served

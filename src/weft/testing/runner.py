@@ -149,7 +149,7 @@ def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:
 def put(
     kafka: MemoryCluster, records: Iterable[Any], topics: Sequence[str], partitions: int
 ) -> None:
-    """Write these; missing topics are created with so many partitions.
+    """Write these; missing topics are created with this many partitions.
 
     A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and missing ones
     become gaps). A pair is (key, value). Anything else is a value: bytes, str, None, a pydantic

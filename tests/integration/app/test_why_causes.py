@@ -478,10 +478,12 @@ ROWS = (
     Row(results, "results", r"Nothing starts: the reader of app\.results\(\) is slower", "read faster"),
     Row(membership, "membership", r"Nothing starts: the polling thread was blocked", "a commit"),
     Row(rate_limit, "rate_limit", r"Calls of \S+ wait for its rate_limit_per_s", "raise rate_limit"),
-    Row(outage, "outage", r"What handler calls is away for [\d.]+ s: OSError: 503\. Records wait",
-        "restore what it calls"),
-    Row(outage_of_a_value, "outage", r"record 2 waits since what its handler calls for it is away",
-        "restore that"),
+    Row(outage, "outage", r"The service that handler calls has been unavailable for [\d.]+ s: OSError: 503\. "
+        r"Records wait",
+        "restore that service"),
+    Row(outage_of_a_value, "outage", r"record 2 waits because the service that its handler calls is "
+        r"unavailable",
+        "restore that service"),
     Row(budget, "budget", r"2 keys of wait_here wait for budget openai \(1 in flight\): 1 call is "
         r"in flight", "they start as calls end"),
     Row(in_a_budget, "budget", r"record 2 waits in the queue of its handler's budget",

@@ -87,7 +87,7 @@ IN = {
         {"attempts": 1, "last_error": ERROR, "due_in_s": 4.0},
         "failed once: ValueError: no such customer; attempt 2 of 5 starts in 4.0 s",
     ),
-    "outage": ({}, "waits since what its handler calls for it is away"),
+    "outage": ({}, "waits because the service that its handler calls is unavailable"),
     "budget": ({}, "waits in the queue of its handler's budget"),
     "on_hold": ({"due_in_s": 4.0}, "is held by a command for 4.0 s more"),
     "parked": (
@@ -153,7 +153,7 @@ BY = {
             "value": "acme",
             "error": {"type": "Unavailable", "message": "503"},
         },
-        "What check calls is away for 34 s: Unavailable: 503. Records of acme wait (1,203 could",
+        "The service that check calls has been unavailable for 34 s: Unavailable: 503. Records of",
     ),
     "brake": (
         {

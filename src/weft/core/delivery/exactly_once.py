@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HELD_SHARE = 0.25  # of `buffer_bytes`: nothing starts while so much waits for a transaction
 UNSPLIT_TRIES = 2  # aborts in a row before it is split: most causes are temporary
-TRIES = 2  # an output fails after so many failures alone, while others succeed in between
+TRIES = 2  # an output fails after this many failures alone, while others succeed in between
 
 Plan = Callable[[Partition, Sequence[Work]], fx.PlanItem | None]
 
@@ -122,7 +122,7 @@ class Portions:
         self.culprits = Culprits()
 
     def full(self, partitions: Iterable[Partition]) -> bool:
-        """Whether so many outputs wait that no more calls may start."""
+        """Whether no more calls may start because of the outputs that wait."""
         held = sum([partition.outputs_bytes for partition in partitions])
         return held >= self._limits.buffer_bytes * HELD_SHARE
 

@@ -38,8 +38,8 @@ LOOK_S = 100e-6
 #: while calls are granted ahead no other one is timed
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
-#: calls are granted ahead while so many end per second, and so many of each slot, in such a time.
-#: Granted calls are returned once calls get slower
+#: calls are granted ahead while in such a time this many end per second, and this many of each
+#: slot. Granted calls are returned once calls get slower
 PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
 #: granted ahead: as many as end in this time, up to the next power of two: at least one round of
 #: the polling thread, so that it reports nearly all. A grant waits at most twice as long

@@ -37,7 +37,7 @@ from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 
-#: duration of a poll; longer after so many empty ones in a row. New events wake it.
+#: duration of a poll; longer after this many empty ones in a row. New events wake it.
 POLL_S, POLL_IDLE_S, QUIET_POLLS = 0.1, 0.3, 20
 ROUND_S = 0.005  # the limit while completions wait for it (`Executor.keeps_pace`)
 TICK_S = 0.001  # least time between two ticks while something stays due, such as a closing batch

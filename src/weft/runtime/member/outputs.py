@@ -34,7 +34,7 @@ from weft.types import ErrorInfo, Headers, Record, Sent
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})
 NO_PARTITION = "_UNKNOWN_PARTITION"
 HEADER_CHARS_MAX = 1_000
-#: a key that is too large is cut to so many bytes
+#: a key that is too large is cut to this many bytes
 KEY_BYTES_MAX = 1_000
 
 OURS = "__dlq.errors."

@@ -21,7 +21,7 @@ from weft.types import Record, content_bytes
 
 #: after so long without requests the client is closed
 IDLE_S = 10.0
-#: a seek takes as long as reading so many records
+#: a seek takes as long as reading this many records
 GAP_MAX = 10_000
 #: delay before a failed read is repeated
 AGAIN_S = 1.0

@@ -36,7 +36,7 @@ STILL_S = 30.0
 ASK_S = 20.0
 #: how long an existing record may take to arrive
 COMES_S = 10.0
-#: while polls are full, a partition's records may wait so many times longer behind others
+#: while polls are full, a partition's records may wait this many times longer behind others
 BUSY_TIMES = 10
 ANSWER_S = 5.0
 

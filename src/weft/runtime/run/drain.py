@@ -24,8 +24,8 @@ _log = logging.getLogger("weft")
 ANSWER_S = 10.0
 OTHERS_EVERY_S = 1.0
 STANDSTILL_S = 60.0
-#: interval of queries for logs that do not reach their end any more; after so many such answers in
-#: a row it is believed: a new leader, or a broker's metadata, may be a moment behind
+#: interval of queries for logs that do not reach their end any more; after this many such answers
+#: in a row it is believed: a new leader, or a broker's metadata, may be a moment behind
 LOGS_EVERY_S, SHORT_MAX = 10.0, 3
 #: time limit for such a query: the thread that sends it also watches the run
 LOGS_S = 3.0

@@ -98,7 +98,7 @@ class DeadMembers:
         return [name for name in names if name in there]
 
     def push_out(self, names: Sequence[str], pushes_max: int | None = None) -> list[str]:
-        """Make these leave the group; returns those still in it, after so many attempts.
+        """Make these leave the group; returns those still in it, after this many attempts.
 
         They must be dead: a living one would be fenced. Repeated until none is listed, because an
         attempt has no effect if a rebalance takes longer than the wait for it (a client that joins

@@ -59,5 +59,5 @@ SOURCE_BYTES_MAX = 64 * 2**20
 #: failures of one task before Spark fails its job (the fleet then submits it again); for a local
 #: master it must be in the URL
 TASK_FAILURES_MAX = 1_000
-#: after so many before a member has connected, the failure is reported instead of retried
+#: after this many before a member has connected, the failure is reported instead of retried
 FAILURES_SHOWN = 3

@@ -134,7 +134,7 @@ class Link:
         on_message({**welcome, "type": "welcome again"})
 
     def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
-        """Connect, for so many seconds; for `refused_s` while the port refuses connections."""
+        """Connect, for this many seconds; for `refused_s` while the port refuses connections."""
         began = time.monotonic()
         while True:
             try:

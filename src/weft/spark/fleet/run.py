@@ -184,7 +184,7 @@ class FleetRun:
             assert self._server is not None
             raise ConfigError(
                 f"{seen} of {members} members have dialled in after {self._settings.wait_s:.0f} s: "
-                f"the cluster at {self._session.master} has free slots for only so many tasks, or "
+                f"the cluster at {self._session.master} has free slots for no more tasks, or "
                 f"its executors cannot reach the driver at port {self._server.port}: give fewer "
                 "members=, more executors or cores, or set conf weft.control.host and "
                 "weft.control.port; weft.control.wait_s waits longer"

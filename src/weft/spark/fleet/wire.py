@@ -27,7 +27,7 @@ _TCP = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 3,
     "TCP_KEEPCNT": 3,
-    #: after so many milliseconds Linux gives up on a peer that acknowledges nothing
+    #: after this many milliseconds Linux gives up on a peer that acknowledges nothing
     "TCP_USER_TIMEOUT": 15_000,
 }
 

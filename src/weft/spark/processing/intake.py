@@ -183,7 +183,7 @@ class Intake:
         return InOrder(chunk, places)
 
     def passed(self, taken: InOrder, count: int) -> None:
-        """So many records of the chunk are done."""
+        """This many records of the chunk are done."""
         for place, rows in taken.places:
             below = int(np.searchsorted(rows, count))
             if below:

@@ -59,7 +59,7 @@ class TaskEngine(Engine):
         super().__init__([spec], NO_BOUNDS)
         #: taken by the task's thread; appending and popping are atomic
         self.finished: deque[Work] = deque()
-        #: set when so many are finished
+        #: set when this many are finished
         self.wanted = 1
         self.enough = threading.Event()
 
@@ -193,7 +193,7 @@ class Lanes:
         return sum(partition.bytes for partition in self._partitions.values())
 
     def wait(self, count: int, timeout_s: float) -> None:
-        """Wait until so many records, or all, are finished, or for the time-out."""
+        """Wait until this many records, or all, are finished, or for the time-out."""
         engine = self._engine
         engine.wanted = max(1, min(count, self.outstanding))
         if len(engine.finished) < engine.wanted and self._fatal is None:
@@ -225,7 +225,7 @@ class Lanes:
         return works, taken
 
     def rows_left(self, size_bytes: int) -> None:
-        """Spark has taken rows with so many bytes of outputs: release them."""
+        """Spark has taken rows with this many bytes of outputs: release them."""
 
         def release(engine: Engine, now: float) -> None:
             self._held_bytes -= size_bytes

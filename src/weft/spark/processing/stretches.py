@@ -31,7 +31,7 @@ from weft.types import TopicPartition
 
 _log = logging.getLogger("weft.spark")
 
-#: A file is written at so many rows or bytes, or after so long: a kill repeats at most that.
+#: A file is written at this many rows or bytes, or after so long: a kill repeats at most that.
 STRETCH_ROWS = 10_000
 STRETCH_BYTES = 8 * 2**20
 STRETCH_S = 5.0

@@ -244,7 +244,7 @@ def _is_full(lanes: Lanes) -> bool:
 
 
 def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
-    """Wait a little for so many finished records, and convert the available ones to rows."""
+    """Wait a little for this many finished records, and convert the available ones to rows."""
     if count:
         lanes.wait(count, ROWS_EVERY_S)
     works, outputs = lanes.take_finished()

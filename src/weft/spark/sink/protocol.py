@@ -25,7 +25,7 @@ import numpy as np
 from weft.spark.source.errors import SourceError
 
 #: A task reads the marker as many times as its number before it plans, up to this limit; if
-#: another one has claimed the marker, so many times more.
+#: another one has claimed the marker, this many times more.
 TURNS_MAX = 20
 #: most superseded sessions that are remembered
 PAST_MAX = 20
@@ -192,7 +192,7 @@ class ReadWindow(NamedTuple):
 
 
 class ReadRows(NamedTuple):
-    """So many copies of rows in the marker's spans, by digest."""
+    """This many copies of rows in the marker's spans, by digest."""
 
     shared: Shared
     copies: Mapping[int, int]

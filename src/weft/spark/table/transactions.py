@@ -60,7 +60,7 @@ class Pace:
         self._woken = threading.Event()
 
     def hurry(self, seconds: float = _HURRY_S) -> None:
-        """Do not wait from now on, for so many seconds."""
+        """Do not wait from now on, for this many seconds."""
         self._hurried_until = max(self._hurried_until, self._now() + seconds)
         self._woken.set()
 
@@ -84,8 +84,8 @@ ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
 #: limit of waiting outputs: half of what one transaction takes
 _FULL_BYTES = 4 * 2**20
-#: After so many refusals in a row because of others' claims the member restarts: one that lost its
-#: partitions learns of it earlier.
+#: After this many refusals in a row because of others' claims the member restarts: one that lost
+#: its partitions learns of it earlier.
 STALE_MAX = 5
 STALE_REST_S = 0.5
 
