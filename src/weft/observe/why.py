@@ -301,8 +301,8 @@ def _of_member(shot: Row, halt: Row) -> Sentence:
         stack = tuple(oldest.get("stack") or ())
         one = Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
     else:
-        median = {"median_s": _latency_s(shot, halt, "p50")}
-        one = _full_map(shot, halt) if _blocks(halt) else halt_sentence({**halt, **median})
+        with_median = {**halt, "median_s": _latency_s(shot, halt, "p50")}
+        one = _full_map(shot, halt) if _blocks(halt) else halt_sentence(with_median)
     if halt["cause"] == "unassigned" and shot.get("partitions"):
         one = one._replace(rank=LOAD)  # other members work
     if len(shot.get("members", ())) < 2:

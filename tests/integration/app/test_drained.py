@@ -23,6 +23,18 @@ def counting(kafka, source, group=None, **options):
     return app, seen
 
 
+def in_transaction(kafka, source, value):
+    """A producer whose transaction has this record and is open."""
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(source, value)
+    assert producer.flush(60) == 0
+    return producer
+
+
 def test_empty_topics_are_drained_immediately(kafka):
     """No records, no waiting."""
     app, _ = counting(kafka, [kafka.topic(partitions=3), kafka.topic()])
@@ -53,13 +65,7 @@ def test_records_behind_an_open_transaction_are_reported(kafka, caplog):
     """A drain ends before them with exit code 0, as they cannot be read yet: not silently."""
     source = kafka.topic()
     kafka.fill(source, [b"plain"])
-    producer = Producer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
-    )
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(source, b"open")
-    assert producer.flush(60) == 0
+    producer = in_transaction(kafka, source, b"open")
     kafka.fill(source, [b"behind"] * 3)
     app, seen = counting(kafka, source)
     assert kafka.drain(app).exit_code == 0
@@ -75,13 +81,7 @@ def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
     """The log's end is past the marker, which nobody ever receives."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"plain"])
-    producer = Producer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
-    )
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(source, b"in a transaction")
-    producer.flush(60)
+    producer = in_transaction(kafka, source, b"in a transaction")
     (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(60)
     # The marker is written after the answer: until then it is not part of the end.
     wait_for(lambda: kafka.count(source) == 3)

@@ -247,31 +247,30 @@ class Member:
     @property
     def patient(self) -> bool:
         """Whether a stop still has time left."""
-        return self._stopped_at is None or self._left_s() > 0
+        return self.now() < self._drain_until
 
     @property
     def hurried(self) -> bool:
         """Whether the caller does not want to wait: a second signal, or a stop "now"."""
         return self._hurried_at is not None
 
-    def _left_s(self) -> float:
-        assert self._stopped_at is not None
-        return self._stopped_at + self.config.drain_timeout_s - self.now()
+    @property
+    def _drain_until(self) -> float:
+        """Until when a stop waits for running calls; without end before a stop."""
+        return inf if self._stopped_at is None else self._stopped_at + self.config.drain_timeout_s
 
     def revoke_until(self, began: float) -> float:
         """Until when a revoke waits for what is in flight; a stop can make it earlier meanwhile."""
         if self.leaving:
             return began  # the drain has waited already
-        until = began + self.config.revoke_timeout_s
-        return until if self._stopped_at is None else min(until, self.now() + self._left_s())
+        return min(began + self.config.revoke_timeout_s, self._drain_until)
 
     def last_transaction_until(self, began: float) -> float:
         """Until when to wait for a last transaction; it can become earlier meanwhile."""
         until = min(began + LAST_TRANSACTION_S, self._now_until(began, LAST_TRANSACTION_NOW_S))
-        if self._stopped_at is None or self.hurried:
+        if self.hurried:
             return until
-        drained_at = self._stopped_at + self.config.drain_timeout_s
-        return min(until, max(began, drained_at) + LAST_TRANSACTION_LATE_S)
+        return min(until, max(began, self._drain_until) + LAST_TRANSACTION_LATE_S)
 
     def _now_until(self, began: float, wait_s: float) -> float:
         """Until when to wait for what began then, after a stop "now"; without end before that."""
@@ -341,7 +340,7 @@ class Member:
         self._out_of_range.tick(now)
         self._watchdog.tick(now)
         self.tick_engine(now)
-        if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
+        if not self.leaving and not self.patient:
             # The drain took too long: cancel what can be cancelled, commit what is done.
             every = list(self.partitions.values())
             left = self.door.call(lambda engine, _: engine.running(every))
@@ -487,9 +486,9 @@ class Member:
         """Commit and give up the partitions, and stop every thread."""
         self.leaving = self.ending = True
         try:
-            left_s, began = LEAVE_S if self._stopped_at is None else self._left_s(), self.now()
+            began = self.now()
             self.membership.consumer.leave(
-                min(max(left_s, LEAVE_LEAST_S), LEAVE_S),
+                min(max(self._drain_until - began, LEAVE_LEAST_S), LEAVE_S),
                 lambda: self._now_until(began, LEAVE_LEAST_S) - self.now(),
             )
         except Exception as error:

@@ -94,18 +94,18 @@ class Control:
         self._lock = threading.Lock()
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_MAX)
         #: this member's name, from the first snapshot
-        self._member: str | None = None
+        self._member = ""
 
     def obey(self, order: Order) -> Answer:
         """Obey it; returns the answer when the engine has it."""
         of_records = order.action in RECORD_ACTIONS
         # It grows with the partitions, and commands to keys come by the thousand: not for those.
-        shot = None if of_records and self._member else self._run.snapshot(worst=False)
-        if shot is not None:
+        shot = {} if of_records and self._member else self._run.snapshot(worst=False)
+        if shot:
             self._member = str(shot["app"]["member"])
-        member = str(self._member)
+        member = self._member
         try:
-            if shot is None or of_records:  # outside the lock: it waits for a commit
+            if of_records:  # outside the lock: it waits for a commit
                 answer = self._of_records(order, member)
             else:
                 with self._lock:
