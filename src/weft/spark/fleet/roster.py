@@ -52,8 +52,8 @@ class Orders:
 class Receivers:
     """The receivers of members' messages."""
 
-    #: (exit code, reason, error as strings): the run must end
-    fatal: Callable[[int, str, list[str] | None], None]
+    #: (exit code, reason, error as strings, whether its member was up): the run must end
+    fatal: Callable[[int, str, list[str] | None, bool], None]
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
@@ -224,7 +224,7 @@ class Roster:
             if why in ("refused", "failed"):
                 code = 2 if why == "refused" else int(message.get("code", 1))
                 reason = f"member {slot.index}: {message.get('reason')}"
-                self._receivers.fatal(code, reason, message.get("error"))
+                self._receivers.fatal(code, reason, message.get("error"), slot.up)
 
     def died(self, slot: Slot, story: str) -> None:
         """Report a death; one too many ends the run."""
@@ -238,6 +238,7 @@ class Roster:
                 f"member {slot.index} died {DEATHS_MAX} times within {DEATHS_WINDOW_S:.0f} s, the "
                 f"last time: {story}",
                 None,
+                slot.up,
             )
 
     def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:

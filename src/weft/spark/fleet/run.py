@@ -190,8 +190,8 @@ class FleetRun:
                 "weft.control.port; weft.control.wait_s waits longer"
             )
         self._wait_until(roster.all_up, limits.UP_S)
-        self._starting = False
-        if self._ending.fatal is not None:
+        starting, self._starting = self._starting, False
+        if starting and self._ending.fatal is not None:
             code, reason, _ = self._ending.fatal
             raise (ConfigError if code == 2 else FatalError)(reason)
 
@@ -240,7 +240,15 @@ class FleetRun:
 
     # -- received messages -------------------------------------------------------------------------
 
-    def _fatal_from(self, code: int, reason: str, error: list[str] | None) -> None:
+    def _fatal_from(
+        self,
+        code: int,
+        reason: str,
+        error: list[str] | None,
+        up: bool = False,  # noqa: FBT001, FBT002  # as Receivers calls it
+    ) -> None:
+        if up and self._ending.fatal is None:
+            self._starting = False  # its end is in the report, also while others start
         if self._ending.break_off(code, reason, error):
             if not self._starting:
                 event("error", "stopping", reason=reason)

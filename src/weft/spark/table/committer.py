@@ -264,7 +264,9 @@ def served(
     if sink is None:
         return None, None
     plan, store = planned(sink, group, spark)
-    committer = Committer(store, sink.interval_s, lambda reason: receivers.fatal(1, reason, None))
+    committer = Committer(
+        store, sink.interval_s, lambda reason: receivers.fatal(1, reason, None, True)
+    )
     committer.start()
     receivers.table = committer.take
     return plan, committer

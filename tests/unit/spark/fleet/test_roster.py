@@ -40,7 +40,7 @@ class Heard:
     """What the fleet was told."""
 
     def __init__(self) -> None:
-        self.fatal: list[tuple[int, str]] = []
+        self.fatal: list[tuple[int, str, bool]] = []
         self.asked: list[Any] = []
         self.results: list[Any] = []
         self.events: list[Any] = []
@@ -48,7 +48,7 @@ class Heard:
     def ears(self) -> Receivers:
         """The roster's listeners."""
         return Receivers(
-            lambda code, reason, _error: self.fatal.append((code, reason)),
+            lambda code, reason, _error, up: self.fatal.append((code, reason, up)),
             self.asked.append,
             lambda results, taken: (self.results.extend(results), taken()),
             lambda name, items: self.events.append((name, items)),
@@ -320,9 +320,17 @@ def test_a_refusal_ends_the_run_as_bad_input(roster, heard) -> None:
     wire = join(roster)
     roster.received(0, wire, {"type": "bye", "why": "refused", "reason": "lacks x"})
     roster.left(0, wire)
-    assert heard.fatal == [(2, "member 0: lacks x")]
+    assert heard.fatal == [(2, "member 0: lacks x", True)]
     assert roster.slots[0].ended
     assert len(roster.slots[0].deaths) == 0
+
+
+def test_an_end_before_a_member_is_up_is_a_start_that_failed(roster, heard) -> None:
+    """A lifespan that does not open, unlike a handler's Stop: start() raises the first only."""
+    wire = FakeWire()
+    roster.joined({"place": "0.0", "host": "h", "pid": 1, "attempt": 0}, wire)
+    roster.received(0, wire, {"type": "bye", "why": "failed", "reason": "no lifespan"})
+    assert heard.fatal == [(1, "member 0: no lifespan", False)]
 
 
 def test_a_member_that_was_terminated_is_awaited(roster) -> None:

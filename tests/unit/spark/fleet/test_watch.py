@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from weft.errors import FatalError
 from weft.spark.fleet.ending import Ending
 from weft.spark.fleet.run import FleetRun
 
@@ -41,3 +43,20 @@ def test_a_watch_that_breaks_ends_the_run(broken: str, monkeypatch: pytest.Monke
     assert report.exit_code == 1
     assert report.reason == "thread weft-watch died: ValueError: cannot look"
     assert [one["type"] for one in sent] == ["stop"]
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_a_member_that_ends_while_others_start(up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler's Stop is in the report; what failed before it was up is raised by the start."""
+    run: Any = FleetRun.__new__(FleetRun)
+    run._ending, run._stopped_at, run._starting = Ending(), None, True
+    run._session = None
+    run._settings = SimpleNamespace(members=2, wait_s=5.0)
+    run._roster = SimpleNamespace(
+        changed=threading.Condition(), seen=lambda: 2, all_up=lambda: False
+    )
+    monkeypatch.setattr(run, "stop", lambda _mode: None)
+    run._fatal_from(1, "member 0: stopped", None, up)
+    with nullcontext() if up else pytest.raises(FatalError, match="member 0: stopped"):
+        run._await_members()
+    assert run._ending.fatal == (1, "member 0: stopped", None)
