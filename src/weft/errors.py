@@ -13,6 +13,18 @@ WeftError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, alike: float = 0.6
+) -> str:
+    """The known name that is most like this one, as a question; `otherwise` if none is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1, cutoff=alike)
+    return f"did you mean {close[0]}?" if close else otherwise
+
 
 class WeftError(Exception):
     """Base of all errors of Weft; never raised itself."""

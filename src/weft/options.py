@@ -8,11 +8,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from weft.decoding import check_kind, is_async
-from weft.errors import ConfigError
+from weft.errors import ConfigError, did_you_mean
 from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
 from weft.policies import (
@@ -99,8 +98,7 @@ def check_names(function: str, given: Iterable[str], options: Any) -> None:
     """TypeError, like Python's, for an argument that is none of these options."""
     for name in given:
         if name not in options.__annotations__:
-            close = get_close_matches(name, options.__annotations__, n=1)
-            hint = f": did you mean {close[0]}?" if close else ""
+            hint = f": {did_you_mean(name, options.__annotations__)}".rstrip(": ")
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 

@@ -14,14 +14,13 @@ fields of one record.
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, did_you_mean
 
 LENGTH_MAX = 2_000
 DEPTH_MAX = 20
@@ -295,8 +294,7 @@ class _Parser:
         if token.text.startswith(HEADER):
             return "text"
         if token.text not in self._fields:
-            close = difflib.get_close_matches(token.text, self._fields, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the fields are {self._known()}"
+            hint = did_you_mean(token.text, self._fields, f"the fields are {self._known()}")
             self._fail(token.position, f"there is no field {token.text:.40}, {hint}")
         return self._fields[token.text]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from weft.app import App
@@ -45,8 +44,7 @@ def load_app(target: str) -> App:
         try:
             found = getattr(found, step)
         except AttributeError:
-            close = difflib.get_close_matches(step, dir(found), n=1)
-            hint = _apps_in(module) or (f": did you mean {close[0]}?" if close else "")
+            hint = _apps_in(module) or f": {did_you_mean(step, dir(found))}".rstrip(": ")
             raise ConfigError(f"{target}: {module.__name__} has no {step}{hint}") from None
     if not isinstance(found, App):
         kind = type(found).__name__

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft._version import __version__
+from weft.errors import did_you_mean
 from weft.runtime.run.exits import EXIT_BAD_INPUT, refused
 
 EXIT_INTERRUPTED = 130
@@ -69,11 +70,9 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
 
 def _commands_like(error: Any) -> str:
     """The command that was meant, or all of them."""
-    from difflib import get_close_matches
-
     names = error.ctx.command.list_commands(error.ctx)
-    meant = get_close_matches(error.message.split("'")[1], names, n=1, cutoff=0.75)
-    return f"did you mean {meant[0]}?" if meant else f"choose one of {', '.join(names)}"
+    all_of_them = f"choose one of {', '.join(names)}"
+    return did_you_mean(error.message.split("'")[1], names, all_of_them, alike=0.75)
 
 
 def _fail(message: str, code: int) -> int:

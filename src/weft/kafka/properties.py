@@ -5,12 +5,12 @@ Read from the library at run time, so it is the table of the version in use.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from weft.errors import did_you_mean
 from weft.kafka import clib
 
 Scope = Literal["C", "P", "*"]
@@ -166,7 +166,5 @@ def cure_for(name: str) -> str:
         return "it is C code in librdkafka and cannot be set from Python: omit it"
     if (dotted := name.replace("_", ".")) in known:
         return f"did you mean {dotted}?"
-    close = difflib.get_close_matches(name, [*known, *CALLBACKS], n=1, cutoff=0.75)
-    if close:
-        return f"did you mean {close[0]}?"
-    return "librdkafka's CONFIGURATION.md lists all properties"
+    all_of_them = "librdkafka's CONFIGURATION.md lists all properties"
+    return did_you_mean(name, [*known, *CALLBACKS], all_of_them, alike=0.75)

@@ -5,13 +5,12 @@ The names, meanings and defaults are those of Spark's own connector; `columns` i
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, did_you_mean
 from weft.spark.source.bounds import (
     EARLIEST,
     LATEST,
@@ -254,9 +253,8 @@ def unknown_option(name: str, spelled: Mapping[str, str]) -> ConfigError:
             "option maxBytesPerTrigger is impossible: brokers report no sizes before records are"
             " read: use maxOffsetsPerTrigger"
         )
-    near = difflib.get_close_matches(name, spelled, n=1)
     known = f"there are {', '.join(spelled.values())}, kafka.*"
-    cure = f"did you mean {spelled[near[0]]}?" if near else known
+    cure = did_you_mean(name, spelled.values(), known)
     return ConfigError(f"unknown option {shown(name)}: {cure}")
 
 
