@@ -14,6 +14,7 @@ from confluent_kafka import Consumer
 from tests.integration.delivery.test_kills import STATIC
 from tests.support.chaos import SESSION_S, Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
+from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
 from weft.kafka import clib, transactions
@@ -196,8 +197,10 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     assert read_committed(chaos_broker.bootstrap, topic) == []
     membership.close()
     port.close()
-    consumer.close()
-    other.close()
+    for one in (consumer, other):  # see `neighbour` in test_fleet_leaving.py
+        one.unsubscribe()
+        wait_for(lambda one=one: not (one.poll(0.02) or one.memberid()), what="its leave")
+        one.close()
 
 
 def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
