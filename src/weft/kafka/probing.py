@@ -39,6 +39,7 @@ _CURES = {
     ),
     "property partitioner": "librdkafka's CONFIGURATION.md lists them under partitioner",
     "defined broker side": "omit it",
+    "when enable.idempotence is true": "Weft needs idempotence: omit the other property",
 }
 
 _NAME = re.compile(r'"([\w.]+)"|`([\w.]+)`')

@@ -66,7 +66,7 @@ def test_hints_are_for_names_that_librdkafka_does_not_take() -> None:
         ("partitioner", "magic", "partitioner"),
         ("error_cb", "x", "a function"),
         ("logger", "x", "logging.Logger"),
-        ("acks", 1, "idempotence"),
+        ("acks", 1, "enable.idempotence is true: Weft needs idempotence: omit the other property"),
         ("acks", "some", "whole number"),
         ("retries", 0, "retries"),
         ("max.in.flight", 6, "max.in.flight"),
