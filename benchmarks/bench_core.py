@@ -22,9 +22,8 @@ from weft.account.account import begin, copies, slices
 from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment, Failed
+from weft.core.events import Answer, Assignment, Failed, HandlerSpec, Limits
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.types import ErrorInfo, Record

@@ -20,7 +20,7 @@ CORE = SRC / "core"
 PARTS = {
     "offsets": ("Offsets", "offsets.py"),
     "lanes": ("Lanes", "lanes.py"),
-    "reach": ("Reach", "reach.py"),
+    "reach": ("Reach", "offsets.py"),
     "commit": ("CommitState", "commits.py"),
     "slots": ("Slots", "handler.py"),
     "state": ("EngineState", "engine_state.py"),

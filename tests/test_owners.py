@@ -36,7 +36,7 @@ CALLED = {
 ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
-        "work.py", "offsets.py", "reach.py", "lanes.py", "commits.py", "plans.py", "partition.py",
+        "work.py", "offsets.py", "lanes.py", "commits.py", "plans.py", "partition.py",
         "handler.py", "memory.py", "shelves.py",
     },
     # a call, and what becomes of its records

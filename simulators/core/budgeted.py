@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from simulators.core.dice import Dice
 from simulators.core.lending import EVEN
 from simulators.core.violation import require
-from weft.core.events import Charged, Ended, Failed, Unhandled
+from weft.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, Charged, Ended, Failed, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE
 from weft.core.work import Tags, Work
 from weft.policies import Budget
 from weft.types import Record

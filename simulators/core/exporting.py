@@ -8,8 +8,8 @@ from simulators.core.ledger import Life
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.reach import PRESSURE, always_fits, runs_fit
-from weft.core.spec import EXACTLY_ONCE
+from weft.core.events import EXACTLY_ONCE
+from weft.core.offsets import PRESSURE, always_fits, runs_fit
 from weft.core.valve import REFUSED_S
 from weft.policies import GivenUp, Park
 
@@ -122,7 +122,7 @@ def is_early(life: Life, offset: int) -> bool:
 
 
 def _taken(life: Life, claimed: Collection[int]) -> float:
-    """The share of the map's room that is taken: the rules of reach.py, counted anew."""
+    """The share of the map's room that is taken: the rules of `Reach`, counted anew."""
     partition = life.partition
     undone, limit_chars = sorted(partition.offsets.incomplete), partition.commit.map_limit
     near, most = int(always_fits(limit_chars) * PRESSURE), int(runs_fit(limit_chars) * PRESSURE)

@@ -16,8 +16,7 @@ from simulators.core.violation import Violation, require
 from simulators.core.world import World
 from weft.account.account import take
 from weft.account.snapshot import snapshot
-from weft.core.events import Steering
-from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.events import AT_MOST_ONCE, EXACTLY_ONCE, Steering
 from weft.policies import DeadLetter, Stop
 
 STRUCTURE_EVERY = 12  # steps between two recounts of everything

@@ -7,8 +7,8 @@ from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING
 
 from weft.codec import decode
+from weft.core.events import KEY, PARTITION, HandlerSpec
 from weft.core.partition import Partition
-from weft.core.spec import KEY, PARTITION, HandlerSpec
 from weft.policies import Retry
 from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from simulators.core.violation import require
-from weft.core.leases import LeaseReport, Lent
-from weft.core.lessor import LEASE_S, Lessor
+from weft.core.leases import LEASE_S, LeaseReport, Lent, Lessor
 
 if TYPE_CHECKING:
     from simulators.core.dice import Dice

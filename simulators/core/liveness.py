@@ -9,7 +9,7 @@ from simulators.core.steered import calls_max, may_start, timeout_s
 from simulators.core.violation import Violation
 from simulators.core.world import World
 from weft.core import states
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 
 START_WITHIN_S = 1.0
 

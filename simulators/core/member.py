@@ -15,9 +15,8 @@ from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.epochs import Found, Start, resolve
-from weft.core.events import Assignment, Command, Steering
+from weft.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.work import Work
 from weft.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from weft.types import TopicPartition

@@ -6,10 +6,8 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core.bucket import Bucket
 from weft.core.budgets import SharedBudget
-from weft.core.leases import VALID_S, BudgetLease, Lent
-from weft.core.lessor import Lessor
+from weft.core.leases import VALID_S, Bucket, BudgetLease, Lent, Lessor
 
 
 @mutant(Bucket, "pays", "S17", first_seed=profiles.BUDGETED)

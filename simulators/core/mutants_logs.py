@@ -11,8 +11,8 @@ from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
 from weft.core.flow import Flow
+from weft.core.offsets import Reach
 from weft.core.partition import Partition
-from weft.core.reach import Reach
 
 
 @mutant(Engine, "reached", "S2", first_seed=profiles.LOGS)

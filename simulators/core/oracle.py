@@ -11,8 +11,8 @@ from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 from weft.codec import measure
 from weft.core import effects as fx
+from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.partition import Partition
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.work import Work
 from weft.policies import DeadLetter, GivenUp, Skip
 from weft.testing.memory import OffsetAndMetadata

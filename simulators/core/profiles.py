@@ -13,7 +13,7 @@ from dataclasses import replace
 from simulators.core.away import by_key
 from simulators.core.lending import EVEN
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
-from weft.core.spec import (
+from weft.core.events import (
     ALL_STARTS_PER_S,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

@@ -15,8 +15,7 @@ from simulators.core.dice import Dice
 from simulators.core.remembering import UNIX_S
 from simulators.core.violation import require
 from weft.core import effects as fx
-from weft.core.events import Command, Ended, Failed, Target, Unhandled
-from weft.core.spec import EXACTLY_ONCE
+from weft.core.events import EXACTLY_ONCE, Command, Ended, Failed, Target, Unhandled
 from weft.types import Record
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from simulators.core.ledger import Claimed, Life
 from simulators.core.violation import require
 from weft.codec import Remembered, UnreadableMap, decode
 from weft.core import effects as fx
-from weft.core.holds import HOLD_MAX_S
-from weft.core.retries import DELAY_MAX_S
-from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.events import AT_MOST_ONCE, DELAY_MAX_S, EXACTLY_ONCE, HOLD_MAX_S
 from weft.policies import PARKED_S_MAX, DeadLetter, GivenUp, OnExhausted, Park, Stop
 from weft.testing.memory import OffsetAndMetadata
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from weft.core.spec import (
+from weft.core.events import (
     ALL_STARTS_PER_S,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

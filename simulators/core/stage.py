@@ -13,7 +13,7 @@ from simulators.core.oracle import Oracle
 from simulators.core.profiles import draw
 from simulators.core.setup import Odds, Setup
 from weft.core import effects as fx
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.events import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.testing.memory import MemoryBroker, OffsetAndMetadata, ProducerId
 from weft.types import TopicPartition

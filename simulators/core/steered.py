@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulators.core.dice import Dice
 from simulators.core.violation import require
-from weft.core.events import Pause, Steering, Tuning
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.events import AT_MOST_ONCE, Pause, Steering, Tuning
 from weft.core.work import Work
 
 #: so many calls more than declared a command sets, with half of the seeds

@@ -8,8 +8,7 @@ from typing import Any
 import weft
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.events import Answer, Assignment, HandlerSpec
 from weft.core.work import Work
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from weft.account.account import PLACE_OF_STATE, Account, Part, is_held
 from weft.account.shown import error_row, shown_key, shown_text
 from weft.core import states
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.core.work import Work
 
 BLOCKERS_MAX = 20

@@ -13,8 +13,8 @@ from weft.account.account import gathering, place_of
 from weft.account.blockers import record_row, waiting_behind
 from weft.core import states
 from weft.core.engine import Engine
+from weft.core.events import KEY
 from weft.core.partition import Partition
-from weft.core.spec import KEY
 from weft.core.work import Work
 from weft.types import ErrorInfo, Record
 

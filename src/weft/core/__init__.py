@@ -2,6 +2,6 @@
 
 Read in this order: `states` (the states of a record, a partition and a commit), `events` and
 `effects` (all input, all output), `work` (one record on its way through the core), `partition` (one
-epoch: its `offsets`, `lanes`, `reach` and commit), `handler` (slots and rotation), `engine_state`
-(all data), `engine` (the only entry), `delivery` (the rules of each delivery mode).
+epoch: its `offsets`, `lanes` and commit), `handler` (slots and rotation), `engine_state` (all
+data), `engine` (the only entry), `delivery` (the rules of each delivery mode).
 """

@@ -32,9 +32,8 @@ from math import floor, inf
 from typing import TYPE_CHECKING, Final
 
 from weft.core import effects as fx
-from weft.core.bucket import ROUNDING, Bucket
-from weft.core.leases import BudgetLease
-from weft.core.retries import DELAY_MAX_S
+from weft.core.events import DELAY_MAX_S
+from weft.core.leases import ROUNDING, Bucket, BudgetLease
 from weft.core.work import UNTAGGED, Tags
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core import redo, states
 from weft.core.delivery import complete
+from weft.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
 from weft.core.exports import under_export
-from weft.core.holds import HOLD_MAX_S, hold, hold_behind, hold_of
-from weft.core.spec import AT_MOST_ONCE, KEY
+from weft.core.holds import hold, hold_behind, hold_of
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure, HeldBy
 from weft.types import ErrorInfo

@@ -20,19 +20,27 @@ from weft.core.commits import Commits
 from weft.core.endings import Endings
 from weft.core.engine_state import EngineState
 from weft.core.epochs import Epochs
+from weft.core.events import Limits
 from weft.core.plans import Plans
 from weft.core.shelves import Returns
-from weft.core.spec import Limits
 from weft.core.valve import Valve
 from weft.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
-    from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering, Stuck
+    from weft.core.events import (
+        Answer,
+        Assignment,
+        Command,
+        Ended,
+        HandlerSpec,
+        OutputsAnswer,
+        Steering,
+        Stuck,
+    )
     from weft.core.flow import Room
     from weft.core.handler import Handler
     from weft.core.leases import LeaseReport, Lent
     from weft.core.partition import Partition
-    from weft.core.spec import HandlerSpec
     from weft.core.work import Call, Tags, Work
 
 NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}

@@ -15,20 +15,20 @@ from weft.core import effects as fx
 from weft.core.budgets import budgets_of, divide
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
+from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
 from weft.core.exports import is_exported
 from weft.core.flow import Flow
 from weft.core.handler import Handler
 from weft.core.outages import Outages
 from weft.core.pauses import Pauses
 from weft.core.retries import RetrySchedule
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
 from weft.core.work import SharedTexts
 from weft.types import ErrorInfo, OutcomeName
 
 if TYPE_CHECKING:
     from weft.core.batching import Gathering
+    from weft.core.events import HandlerSpec
     from weft.core.partition import Partition
-    from weft.core.spec import HandlerSpec
     from weft.core.work import HeldBy, LaneKey, Work
 
 #: (delivery, whether each record is committed separately) -> class

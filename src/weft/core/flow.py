@@ -14,8 +14,8 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from weft.core.events import Limits
     from weft.core.partition import Partition
-    from weft.core.spec import Limits
 
 
 KEPT_SHARE = 0.5  # of a budget: divided equally, reserved for each partition

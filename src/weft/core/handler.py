@@ -14,8 +14,8 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.bucket import Bucket
-from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE
+from weft.core.events import ALL_STARTS_PER_S, AT_MOST_ONCE
+from weft.core.leases import Bucket
 from weft.core.states import RUNNING
 from weft.core.work import Call
 from weft.policies import GivenUp, Park
@@ -23,10 +23,9 @@ from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.budgets import SharedBudget
-    from weft.core.events import Tuning
+    from weft.core.events import HandlerSpec, Tuning
     from weft.core.outages import Outage
     from weft.core.partition import Partition
-    from weft.core.spec import HandlerSpec
     from weft.core.work import Work
     from weft.policies import Brake
 

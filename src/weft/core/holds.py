@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weft.core.work import Work
     from weft.types import Record
 
-HOLD_MAX_S = 30 * 86_400.0
-
 
 def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
     """The hold of a record's lane; None if there is none, or it is over."""

@@ -35,7 +35,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from weft.core import states
-from weft.core.spec import KEY, UNORDERED
+from weft.core.events import KEY, UNORDERED
 from weft.core.work import LaneCharge
 from weft.types import Ordering, Record
 

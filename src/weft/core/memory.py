@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from weft.codec import Remembered
 from weft.codec.rider import least_bytes
 from weft.core import states
-from weft.core.holds import HOLD_MAX_S
-from weft.core.retries import DELAY_MAX_S
+from weft.core.events import DELAY_MAX_S, HOLD_MAX_S
 from weft.policies import PARKED_S_MAX
 
 if TYPE_CHECKING:

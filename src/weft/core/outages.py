@@ -27,7 +27,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from weft.core import states
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.events import AT_MOST_ONCE
 from weft.core.work import UNTAGGED
 from weft.types import ErrorInfo
 

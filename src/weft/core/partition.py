@@ -7,10 +7,10 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from weft.core import states
+from weft.core.events import AT_MOST_ONCE
 from weft.core.lanes import Lanes
-from weft.core.reach import Reach
+from weft.core.offsets import Reach
 from weft.core.shelves import Shelves
-from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, InternalError
 from weft.types import Record, TopicPartition
 

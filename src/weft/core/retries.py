@@ -7,13 +7,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from weft.core import states
+from weft.core.events import DELAY_MAX_S
 
 if TYPE_CHECKING:
     from weft.core.work import Failure, Work
     from weft.policies import Retry
 
 _Entry = tuple[float, int, "Work"]
-DELAY_MAX_S = 7 * 86400.0  # the limit for a callable's delay
 
 
 class RetrySchedule:

@@ -11,9 +11,8 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.charging import CHARGE, Charge
-from weft.core.events import Charged, Ended, Unhandled
+from weft.core.events import Charged, Ended, HandlerSpec, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec
 from weft.core.states import CLOSED, DONE, RUNNING
 from weft.core.work import Work
 from weft.decoding import Decoding

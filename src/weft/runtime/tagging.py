@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from weft.charging import COST_MAX, is_cost
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.core.work import Tags
 from weft.decoding import message_of
 from weft.runtime.logs import event

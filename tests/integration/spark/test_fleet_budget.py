@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker
-from weft.core.lessor import LEASE_S
+from weft.core.leases import LEASE_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 

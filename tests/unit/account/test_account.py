@@ -9,8 +9,7 @@ from weft.account.blockers import blockers
 from weft.account.finding import find, find_key
 from weft.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
 from weft.account.snapshot import NOT_LISTED, snapshot
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.core.work import Tags
 from weft.observe.why import why
 from weft.policies import Batch, Hold, Retry

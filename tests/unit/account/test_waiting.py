@@ -7,8 +7,7 @@ from tests.unit.account.test_account import ERROR, shot_of
 
 from weft.account.blockers import LISTED_MAX
 from weft.codec import Remembered
-from weft.core.events import Command, Failed, Target
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Command, Failed, HandlerSpec, Limits, Target
 from weft.policies import Park, Retry
 
 UNIX_S = 1_000.0

@@ -9,8 +9,7 @@ from weft.codec import decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Answer, Assignment, HandlerSpec, Limits
 from weft.core.work import Work
 from weft.policies import Batch
 from weft.types import ErrorInfo, Record

@@ -9,8 +9,7 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core.endings import MATE_WAIT_S
-from weft.core.events import Failed, Returned, Unhandled
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
 from weft.policies import Batch, Commit, Retry, Skip
 from weft.types import Record, Sent
 

@@ -9,9 +9,17 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import budgets, states
 from weft.core import effects as fx
-from weft.core.bucket import Bucket
-from weft.core.events import Charged, Command, Failed, Pause, Steering, Target, Unhandled
-from weft.core.spec import HandlerSpec
+from weft.core.events import (
+    Charged,
+    Command,
+    Failed,
+    HandlerSpec,
+    Pause,
+    Steering,
+    Target,
+    Unhandled,
+)
+from weft.core.leases import Bucket
 from weft.core.work import Tags
 from weft.policies import Budget, Hold, Retry
 from weft.types import Record

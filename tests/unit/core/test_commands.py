@@ -9,9 +9,8 @@ from weft.account.account import take
 from weft.account.snapshot import snapshot
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, Returned, Target
+from weft.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
 from weft.core.lanes import Lanes
-from weft.core.spec import HandlerSpec
 from weft.core.work import LaneKey
 from weft.policies import Batch, Retry, Skip, Stop
 from weft.types import Record

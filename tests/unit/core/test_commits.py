@@ -9,9 +9,8 @@ from weft.codec import decode
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.commits import CommitState
-from weft.core.events import Answer, Returned
+from weft.core.events import Answer, HandlerSpec, Limits, Returned
 from weft.core.offsets import Offsets
-from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Commit, Retry, Skip
 from weft.types import Sent
 

@@ -9,8 +9,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import Record, Sent
 

@@ -8,8 +8,7 @@ from weft.account.blockers import record_row
 from weft.codec import Remembered, decode
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Command, Decided, Failed, Target
-from weft.core.spec import HandlerSpec
+from weft.core.events import Command, Decided, Failed, HandlerSpec, Target
 from weft.observe.sentences import record_sentence
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo

@@ -7,9 +7,8 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed
-from weft.core.retries import DELAY_MAX_S, RetrySchedule, batch_delay_s, retry_delay_s, spread
-from weft.core.spec import HandlerSpec
+from weft.core.events import DELAY_MAX_S, Failed, HandlerSpec
+from weft.core.retries import RetrySchedule, batch_delay_s, retry_delay_s, spread
 from weft.core.work import Failure, SharedTexts, Work
 from weft.policies import Retry
 from weft.types import Record

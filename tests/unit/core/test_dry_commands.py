@@ -7,8 +7,7 @@ from tests.unit.core.test_memory import ERROR, UNIX_S
 
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Command, Failed, Target
-from weft.core.spec import HandlerSpec
+from weft.core.events import Command, Failed, HandlerSpec, Target
 from weft.policies import Retry
 from weft.types import Record
 

@@ -9,9 +9,8 @@ from weft.account.account import take
 from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, Returned, Steering, Tuning
+from weft.core.events import Failed, HandlerSpec, Returned, Steering, Tuning
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec
 from weft.core.work import Work
 from weft.policies import Batch, Retry, Stop
 from weft.types import Record

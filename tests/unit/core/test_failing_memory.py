@@ -6,8 +6,7 @@ import tracemalloc
 
 import pytest
 
-from weft.core.events import Failed
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits
 from weft.core.work import STORY_EVENTS_MAX, TEXTS_MAX, Failure, SharedTexts, StoryEvent, size_bytes
 from weft.policies import Park, Retry
 from weft.types import ErrorInfo

@@ -7,9 +7,8 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.codec import decode
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
-from weft.core.reach import always_fits
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
+from weft.core.offsets import always_fits
 from weft.policies import Retry
 
 SLOW = HandlerSpec("h", concurrency=1, ordering="unordered")

@@ -8,9 +8,8 @@ import pytest
 from tests.unit.core.conftest import ERROR
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Work
 from weft.policies import Batch, Retry, Skip
 

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.policies import Commit, DeadLetter, Retry, Skip
 
 ONE_ATTEMPT = {"retry": Retry(attempts=1), "on_exhausted": Skip()}

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, Returned, Target
-from weft.core.spec import HandlerSpec
+from weft.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
 from weft.core.work import Failure
 from weft.policies import DeadLetter, Park, Retry, Skip
 from weft.runtime.run.drain import passed

@@ -6,8 +6,7 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, Unhandled
-from weft.core.spec import HandlerSpec
+from weft.core.events import Failed, HandlerSpec, Unhandled
 from weft.policies import Park, Retry
 
 

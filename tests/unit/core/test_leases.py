@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from weft.core import effects as fx
-from weft.core import lessor
-from weft.core.events import Charged, Failed
-from weft.core.leases import VALID_S, LeaseReport, Lent
-from weft.core.lessor import CALLS_OVER_S, LEASE_S, MARGIN_S, TENURE_S, Lessor
-from weft.core.spec import HandlerSpec
+from weft.core.events import Charged, Failed, HandlerSpec
+from weft.core.leases import (
+    CALLS_OVER_S,
+    LEASE_S,
+    MARGIN_S,
+    TENURE_S,
+    VALID_S,
+    LeaseReport,
+    Lent,
+    Lessor,
+)
 from weft.core.work import Tags
 from weft.policies import Budget, Retry
 from weft.types import ErrorInfo, Record
@@ -334,4 +340,4 @@ def test_a_member_that_was_forgotten_pays_nothing_twice():
 
 def test_a_lease_is_what_the_docs_say():
     """Half a second's worth, for two seconds, and a minute for calls of a lost member."""
-    assert (LEASE_S, VALID_S, lessor.CALLS_OVER_S) == (0.5, 2.0, 60.0)
+    assert (LEASE_S, VALID_S, CALLS_OVER_S) == (0.5, 2.0, 60.0)

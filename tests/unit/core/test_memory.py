@@ -7,9 +7,8 @@ import pytest
 from weft.codec import Remembered, decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Command, Failed, Pause, Steering, Target
+from weft.core.events import Command, Failed, HandlerSpec, Limits, Pause, Steering, Target
 from weft.core.memory import ENTRIES_MAX, Memory
-from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Failure, SharedTexts, Work
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record

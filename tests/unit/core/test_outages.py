@@ -7,8 +7,7 @@ from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Command, Failed, Returned, Target, Unhandled
-from weft.core.spec import HandlerSpec
+from weft.core.events import Command, Failed, HandlerSpec, Returned, Target, Unhandled
 from weft.core.work import Tags
 from weft.policies import Hold, Park, Retry
 from weft.types import ErrorInfo, Record

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.core.conftest import offsets
 
 from weft.core import effects as fx
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.policies import Retry, Skip
 
 ONCE = {"retry": Retry(attempts=1), "on_exhausted": Skip()}

@@ -8,8 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.core.work import Work
 from weft.policies import Batch, DeadLetter, Retry
 

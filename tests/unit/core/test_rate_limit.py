@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import offsets
 
+from weft.core.events import HandlerSpec
 from weft.core.handler import Handler
-from weft.core.spec import HandlerSpec
 from weft.policies import Batch
 
 #: rate, then rounds of (seconds since the last one, starts that were allowed)

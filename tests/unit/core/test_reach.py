@@ -10,8 +10,7 @@ import pytest
 
 from weft.codec.limits import NOT_DONE_MAX
 from weft.core.commits import CommitState
-from weft.core.offsets import Offsets
-from weft.core.reach import LOOK_EVERY, PRESSURE, Reach, Window, always_fits, runs_fit
+from weft.core.offsets import LOOK_EVERY, PRESSURE, Offsets, Reach, Window, always_fits, runs_fit
 from weft.types import Record
 
 CHARS, NEAR = 200, 864  # what such a map tells without a count: 3/4 of 1,152 offsets

@@ -8,8 +8,7 @@ from tests.unit.core.test_memory import ERROR, UNIX_S
 
 from weft.codec import decode
 from weft.core import effects as fx
-from weft.core.events import Command, Failed, Returned, Target, Unhandled
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Command, Failed, HandlerSpec, Limits, Returned, Target, Unhandled
 from weft.policies import Batch
 from weft.types import Record
 

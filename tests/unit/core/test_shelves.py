@@ -8,9 +8,8 @@ from tests.unit.core.conftest import ERROR, Desk, offsets
 from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Command, Failed, Target
+from weft.core.events import UNORDERED, Command, Failed, HandlerSpec, Limits, Target
 from weft.core.shelves import SHELVED_BYTES
-from weft.core.spec import UNORDERED, HandlerSpec, Limits
 from weft.policies import Commit, DeadLetter, Park, Retry
 from weft.types import Record
 

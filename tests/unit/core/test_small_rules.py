@@ -8,9 +8,8 @@ from tests.unit.core.conftest import Desk
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.commits import CommitState
-from weft.core.events import Returned
+from weft.core.events import HandlerSpec, Limits, Returned
 from weft.core.offsets import Offsets
-from weft.core.spec import HandlerSpec, Limits
 from weft.types import Record
 
 UNORDERED = HandlerSpec("h", ordering="unordered", concurrency=1)

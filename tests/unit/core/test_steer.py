@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.core import effects as fx
-from weft.core.events import Pause, Steering, Tuning
+from weft.core.events import ALL_STARTS_PER_S, HandlerSpec, Pause, Steering, Tuning
 from weft.core.handler import Handler, Slots
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 
 
 @pytest.mark.parametrize(

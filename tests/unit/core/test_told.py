@@ -6,9 +6,8 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned, Unhandled
+from weft.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
 from weft.core.offsets import Offsets
-from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import size_bytes
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import Record, Sent

@@ -11,8 +11,7 @@ from tests.unit.core.test_shelves import LIMITS, Parking
 
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, Target
-from weft.core.spec import HandlerSpec
+from weft.core.events import Command, Decided, Failed, HandlerSpec, Target
 from weft.core.valve import LANES_MAX, REFUSED_S
 from weft.core.work import HeldBy
 from weft.policies import Batch, Park, Retry

@@ -9,9 +9,8 @@ from tests.unit.core.conftest import ERROR
 
 from weft.codec import decode
 from weft.codec.limits import NOT_DONE_MAX
-from weft.core.events import Failed
-from weft.core.reach import runs_fit
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits
+from weft.core.offsets import runs_fit
 from weft.policies import Retry
 from weft.types import Record
 

@@ -9,9 +9,8 @@ from tests.unit.core.conftest import ERROR, Desk
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
-from weft.core.events import Failed, Unhandled
+from weft.core.events import Failed, HandlerSpec, Limits, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.types import Record

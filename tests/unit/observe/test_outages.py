@@ -17,7 +17,7 @@ from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the
 import weft
 from weft.account.account import Unread, take
 from weft.account.snapshot import snapshot
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import HandlerSpec, Limits
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.observe import why as module
 from weft.observe.asking import Question, answer

@@ -11,9 +11,8 @@ from tests.support.waiting import wait_for
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.events import Assignment, Verdict
+from weft.core.events import Assignment, HandlerSpec, Verdict
 from weft.core.partition import Partition
-from weft.core.spec import HandlerSpec
 from weft.kafka.ports import CommitAnswer, ToCommit
 from weft.runtime import door
 from weft.runtime.calls.aio import AsyncExecutor

@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import wait_for
 
 import weft
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.observe.orders import Order
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.run.control import Control, _calls_most

@@ -9,8 +9,7 @@ import pytest
 
 import weft
 from weft.core.engine import Engine
-from weft.core.events import Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.events import Assignment, HandlerSpec
 from weft.core.states import InternalError
 from weft.runtime.door import SUSPENDED_S, Door
 from weft.testing import MemoryKafka, run

@@ -8,8 +8,7 @@ import pytest
 
 from weft.core.effects import CommitOffsets, Start
 from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment, Failed
-from weft.core.spec import AT_MOST_ONCE, HandlerSpec
+from weft.core.events import AT_MOST_ONCE, Answer, Assignment, Failed, HandlerSpec
 from weft.kafka.ports import AdminPort
 from weft.policies import DeadLetter, Retry
 from weft.runtime.run import drain as module

@@ -18,7 +18,7 @@ from weft import guard
 from weft.core import states
 from weft.core.effects import Finished
 from weft.core.engine import Engine
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.core.work import Work
 from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.threads import ThreadExecutor

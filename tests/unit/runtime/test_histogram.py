@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import AGES_MAX, CALL_S, FRESH_MAX, Histogram, Latency
 from weft.types import Record

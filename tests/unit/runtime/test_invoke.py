@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 import weft
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.decoding import Undecodable, decoding_of
 from weft.runtime.calls import invoke
 from weft.runtime.calls.invoke import error_info

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core import states
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.core.work import Work
 from weft.kafka.ports import Delivery, OutMessage
 from weft.runtime.member import outputs as module

@@ -8,8 +8,7 @@ import pytest
 
 from weft.core import states
 from weft.core.engine import Engine
-from weft.core.events import Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.events import Assignment, HandlerSpec
 from weft.core.states import InternalError
 from weft.core.work import Work
 from weft.runtime.door import EVENTS_MAX, Door, Recent

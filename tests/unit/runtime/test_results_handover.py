@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.core.effects import Finished
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.group_membership import Callbacks
 from weft.runtime.run import run as local

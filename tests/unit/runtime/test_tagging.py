@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.core.work import Tags
 from weft.policies import Budget, Hold
 from weft.runtime.tagging import tags_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import HandlerSpec, Limits
 from weft.kafka.ports import Polled
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.member import POLL_IDLE_S, POLL_S, QUIET_POLLS, TICK_S, Member

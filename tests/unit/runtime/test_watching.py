@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core.engine import Engine
-from weft.core.events import Assignment, Returned
-from weft.core.spec import HandlerSpec
+from weft.core.events import Assignment, HandlerSpec, Returned
 from weft.errors import ConfigError
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled
 from weft.runtime.calls.loops import HandlerLoop

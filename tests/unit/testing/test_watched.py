@@ -13,8 +13,7 @@ from weft.core.commits import Commits
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
-from weft.core.events import Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.events import Assignment, HandlerSpec
 from weft.core.states import InternalError
 
 

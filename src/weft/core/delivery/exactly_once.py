@@ -23,8 +23,7 @@ from weft.types import ErrorInfo
 
 if TYPE_CHECKING:
     from weft.core.delivery import MostClaims
-    from weft.core.events import Stuck
-    from weft.core.spec import Limits
+    from weft.core.events import Limits, Stuck
 
 HELD_SHARE = 0.25  # of `buffer_bytes`: nothing starts while so much waits for a transaction
 UNSPLIT_TRIES = 2  # aborts in a row before it is split: most causes are temporary

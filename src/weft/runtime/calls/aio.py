@@ -18,8 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from typing import Any, Protocol
 
-from weft.core.events import Unhandled
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.events import AT_MOST_ONCE, Unhandled
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.calls import stacks

@@ -12,9 +12,8 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.core.events import Ended, Returned, Unhandled
+from weft.core.events import AT_MOST_ONCE, Ended, Returned, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.decoding import all_decoded

@@ -19,9 +19,8 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from weft import guard
-from weft.core.events import Unhandled
+from weft.core.events import AT_MOST_ONCE, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.calls import stacks

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.app_options import AppOptions
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.core.events import ALL_STARTS_PER_S, HandlerSpec
 from weft.decoding import decoding_of, is_async
 from weft.kafka.ports import AdminPort
 from weft.kafka.secrets import redacted

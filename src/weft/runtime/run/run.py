@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
-from weft.core.spec import Limits
+from weft.core.events import Limits
 from weft.core.states import InternalError
 from weft.kafka.connect import Connection
 from weft.kafka.ports import AdminPort

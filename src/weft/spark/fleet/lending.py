@@ -1,6 +1,6 @@
 """Budgets of a fleet: the driver lends, the members report what they hold and need.
 
-core/lessor.py decides what is lent to whom; here are the messages, the clock and the proof that a
+core/leases.py decides what is lent to whom; here are the messages, the clock and the proof that a
 member is dead. Without a budget nothing runs, and nothing is sent.
 """
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
-from weft.core.leases import REPORT_EVERY_S, LeaseReport, Lent
-from weft.core.lessor import Lessor
+from weft.core.leases import REPORT_EVERY_S, LeaseReport, Lent, Lessor
 from weft.core.states import InternalError
 from weft.runtime.logs import event
 from weft.spark.fleet.wire import Message, Wire, WireError

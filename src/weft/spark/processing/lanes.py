@@ -18,9 +18,8 @@ from typing import Any
 from weft import guard
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.events import Assignment, Ended, OutputsAnswer
+from weft.core.events import ALL_STARTS_PER_S, Assignment, Ended, HandlerSpec, Limits, OutputsAnswer
 from weft.core.partition import Partition
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec, Limits
 from weft.core.states import DONE, RUNNING
 from weft.core.work import Work
 from weft.errors import FatalError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from weft.app import app_of
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.core.events import ALL_STARTS_PER_S, HandlerSpec
 from weft.core.work import Work
 from weft.decoding import decoding_of, is_async
 from weft.errors import FatalError

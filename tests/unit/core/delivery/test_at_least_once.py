@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec
+from weft.core.events import Failed, HandlerSpec, Returned
 from weft.policies import DeadLetter, Retry
 from weft.types import Sent
 

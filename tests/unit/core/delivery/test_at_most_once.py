@@ -8,8 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Answer, Failed, Returned, Unhandled
-from weft.core.spec import HandlerSpec
+from weft.core.events import Answer, Failed, HandlerSpec, Returned, Unhandled
 from weft.policies import Batch, Retry, Skip
 
 ONCE = HandlerSpec(

@@ -8,8 +8,7 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 from weft.codec import encode
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, Returned
-from weft.core.spec import HandlerSpec, Limits
+from weft.core.events import Failed, HandlerSpec, Limits, Returned
 from weft.policies import Batch, Retry, Skip
 from weft.types import Record
 

@@ -11,8 +11,7 @@ import pytest
 from tests.support.waiting import wait_for
 
 from weft.core.engine import Engine
-from weft.core.events import Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.events import Assignment, HandlerSpec
 from weft.policies import Budget
 from weft.spark.fleet import lending
 from weft.spark.fleet.lending import Borrowing, Lending

@@ -16,7 +16,7 @@ from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
 import weft
-from weft.core.spec import HandlerSpec
+from weft.core.events import HandlerSpec
 from weft.errors import ConfigError, FatalError
 from weft.spark.processing import lanes as lanes_module
 from weft.spark.processing import lanes as slow_module

@@ -19,9 +19,8 @@ from typing import Any
 
 from weft import guard
 from weft.core.engine import Engine
-from weft.core.events import Ended, Returned, Unhandled
+from weft.core.events import AT_MOST_ONCE, Ended, Returned, Unhandled
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.processes.call_ends import Deaths, WorkerSpans, end_of, ends_of, unsendable
