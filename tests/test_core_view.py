@@ -22,7 +22,7 @@ PARTS = {
     "lanes": ("Lanes", "lanes.py"),
     "reach": ("Reach", "offsets.py"),
     "commit": ("CommitState", "commits.py"),
-    "slots": ("Slots", "handler.py"),
+    "slots": ("Slots", "scheduling.py"),
     "state": ("EngineState", "engine_state.py"),
 }
 

@@ -37,12 +37,12 @@ ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
         "work.py", "offsets.py", "lanes.py", "commits.py", "plans.py", "partition.py",
-        "handler.py", "memory.py", "shelves.py",
+        "scheduling.py", "memory.py", "shelves.py",
     },
     # a call, and what becomes of its records
     {
-        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "retries.py", "holds.py",
-        "commands.py", "outages.py", "exports.py", "valve.py", "budgets.py",
+        "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py", "holds.py",
+        "commands.py", "exports.py", "valve.py", "budgets.py",
         "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it
@@ -204,7 +204,7 @@ def test_files_of_one_room_may_share_a_field() -> None:
     write = ast.parse("def f(partition):\n    partition.claims = []")
     room = {"partition.py": ast.parse(OWNED), "lanes.py": write}
     assert shared(room) == []
-    assert shared({**room, "flow.py": write})
+    assert shared({**room, "engine.py": write})
 
 
 def test_every_room_is_of_files_that_exist() -> None:

@@ -31,12 +31,11 @@ from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
 from weft.core.events import AT_MOST_ONCE
-from weft.core.flow import Flow
-from weft.core.handler import Handler, Slots
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
 from weft.core.plans import Plans
+from weft.core.scheduling import Flow, Handler, Slots
 
 # Those that register their own.
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core.outages import Outages
+from weft.core.retries import Outages
 
 
 @mutant(Outages, "most", "S15", first_seed=profiles.AWAY)

@@ -10,9 +10,9 @@ from weft.core import states
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
-from weft.core.flow import Flow
 from weft.core.offsets import Reach
 from weft.core.partition import Partition
+from weft.core.scheduling import Flow
 
 
 @mutant(Engine, "reached", "S2", first_seed=profiles.LOGS)

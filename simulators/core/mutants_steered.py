@@ -8,9 +8,8 @@ from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.core.engine import Engine
 from weft.core.events import Steering
-from weft.core.handler import Handler, Slots
 from weft.core.partition import Partition
-from weft.core.pauses import Pauses
+from weft.core.scheduling import Handler, Pauses, Slots
 
 
 @mutant(Pauses, "apply", "S11", first_seed=profiles.STEERED)

@@ -10,9 +10,9 @@ from weft.codec import decode, encode_fitting
 from weft.core import states
 from weft.core.commits import CommitState
 from weft.core.events import HandlerSpec
-from weft.core.handler import Handler
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition
+from weft.core.scheduling import Handler
 from weft.types import Record
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

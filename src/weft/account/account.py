@@ -20,9 +20,9 @@ from weft.core import states
 from weft.core.budgets import SharedBudget
 from weft.core.engine import Engine
 from weft.core.events import AT_MOST_ONCE, Pause
-from weft.core.handler import Handler
-from weft.core.outages import BRAKE, WHOLE, Outage
 from weft.core.partition import Partition
+from weft.core.retries import BRAKE, WHOLE, Outage
+from weft.core.scheduling import Handler
 from weft.core.work import LaneKey, Work
 from weft.types import ErrorInfo
 

@@ -9,8 +9,8 @@ from weft.account.account import PLACES, Account, Away, Part, Spent, Unread
 from weft.account.blockers import blocker_row, blockers, record_row, waiting
 from weft.account.shown import error_row, shown_key
 from weft.core import states
-from weft.core.handler import Handler
 from weft.core.offsets import PRESSURE
+from weft.core.scheduling import Handler
 from weft.core.work import Work
 
 #: calls that have not started for this many seconds are reported as a cause

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from weft.core.endings import Endings
     from weft.core.engine_state import EngineState
     from weft.core.events import Ended
-    from weft.core.handler import Handler
+    from weft.core.scheduling import Handler
     from weft.core.work import Work
 
 _ALWAYS = float("inf")

@@ -39,9 +39,9 @@ from weft.core.work import UNTAGGED, Tags
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
     from weft.core.events import Charged
-    from weft.core.handler import Handler
     from weft.core.leases import LeaseReport, Lent
     from weft.core.partition import Partition
+    from weft.core.scheduling import Handler
     from weft.core.work import Work
     from weft.policies import Budget
     from weft.types import ErrorInfo

@@ -37,10 +37,9 @@ if TYPE_CHECKING:
         Steering,
         Stuck,
     )
-    from weft.core.flow import Room
-    from weft.core.handler import Handler
     from weft.core.leases import LeaseReport, Lent
     from weft.core.partition import Partition
+    from weft.core.scheduling import Handler, Room
     from weft.core.work import Call, Tags, Work
 
 NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}

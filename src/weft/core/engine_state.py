@@ -17,11 +17,8 @@ from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
 from weft.core.exports import is_exported
-from weft.core.flow import Flow
-from weft.core.handler import Handler
-from weft.core.outages import Outages
-from weft.core.pauses import Pauses
-from weft.core.retries import RetrySchedule
+from weft.core.retries import Outages, RetrySchedule
+from weft.core.scheduling import Flow, Handler, Pauses
 from weft.core.work import SharedTexts
 from weft.types import ErrorInfo, OutcomeName
 

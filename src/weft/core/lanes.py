@@ -69,7 +69,7 @@ class Lanes:
     #: of these: released heads without their bytes, and lanes whose chain is at its end
     wanted: dict[Work, None] = field(default_factory=dict)
     dry: dict[LaneKey, None] = field(default_factory=dict)
-    #: ready, but in an outage (outages.py), by offset
+    #: ready, but in an outage (retries.py), by offset
     aside: dict[int, Work] = field(default_factory=dict)
     #: ready, and in a queue of its handler's budget (budgets.py), by offset
     unpaid: dict[int, Work] = field(default_factory=dict)

@@ -17,10 +17,10 @@ from weft.types import Record, TopicPartition
 if TYPE_CHECKING:
     from weft.core.commits import CommitState
     from weft.core.exports import Export
-    from weft.core.handler import Handler
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
     from weft.core.redo import Redo
+    from weft.core.scheduling import Handler
     from weft.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 

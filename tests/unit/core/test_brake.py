@@ -8,7 +8,7 @@ from tests.unit.core.conftest import ERROR
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Failed, HandlerSpec
-from weft.core.handler import Flood
+from weft.core.retries import Flood
 from weft.policies import Brake, DeadLetter, Retry
 
 BRAKE = Brake(share=0.5, over_s=60, at_least=4, probe_s=5)

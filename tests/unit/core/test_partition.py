@@ -5,9 +5,9 @@ from __future__ import annotations
 from weft.core import states
 from weft.core.commits import CommitState
 from weft.core.events import HandlerSpec
-from weft.core.handler import Handler
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
+from weft.core.scheduling import Handler
 from weft.types import Record
 
 

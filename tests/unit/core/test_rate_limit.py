@@ -6,7 +6,7 @@ import pytest
 from tests.unit.core.conftest import offsets
 
 from weft.core.events import HandlerSpec
-from weft.core.handler import Handler
+from weft.core.scheduling import Handler
 from weft.policies import Batch
 
 #: rate, then rounds of (seconds since the last one, starts that were allowed)

@@ -6,7 +6,7 @@ import pytest
 
 from weft.core import effects as fx
 from weft.core.events import ALL_STARTS_PER_S, HandlerSpec, Pause, Steering, Tuning
-from weft.core.handler import Handler, Slots
+from weft.core.scheduling import Handler, Slots
 
 
 @pytest.mark.parametrize(

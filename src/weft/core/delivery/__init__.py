@@ -18,8 +18,8 @@ from weft.core.partition import begin
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
-    from weft.core.handler import Handler
     from weft.core.partition import Partition
+    from weft.core.scheduling import Handler
     from weft.core.work import Work
 
 #: The largest plan whose map has room, and its claims; None if even no claim fits.

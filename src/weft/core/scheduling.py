@@ -1,21 +1,31 @@
-"""Scheduling: the slots of one handler, and a fair choice among its partitions.
+"""Scheduling: which records start, which partitions are fetched, and what is paused.
 
-Partitions with a ready record are in a rotation. The next free slot goes to the first of them,
-which then goes to the back: a partition with one record waits for one round of the others, however
-deep their backlogs are. The cost of a choice does not depend on the number of waiting records.
+`Handler`, `Slots`. Partitions with a ready record are in a rotation. The next free slot goes to the
+first of them, which then goes to the back: a partition with one record waits for one round of the
+others, however deep their backlogs are. The cost of a choice does not depend on the number of
+waiting records. A slot is room for one call. Only `Slots.take` and `Slots.give` change who has it.
 
-A slot is room for one call. Only `Slots.take` and `Slots.give` change who has it.
+`Flow` pauses and resumes the fetch of a partition: two budgets of memory, with hysteresis. Healthy
+records and the records of failing lanes are charged separately, so that lanes that always fail fill
+their own budget and never stop the intake of the others. One half of each budget is divided equally
+among the partitions; the other half is for any that needs it. So a busy partition may take three
+quarters and more, and the budget is never exceeded by more than a poll.
+
+`Pauses`: what the app has paused, and the pauses and settings by command that are in force.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
-from weft.core.events import ALL_STARTS_PER_S, AT_MOST_ONCE
+from weft.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
 from weft.core.leases import Bucket
+from weft.core.retries import Flood
 from weft.core.states import RUNNING
 from weft.core.work import Call
 from weft.policies import GivenUp, Park
@@ -23,13 +33,10 @@ from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.budgets import SharedBudget
-    from weft.core.events import HandlerSpec, Tuning
-    from weft.core.outages import Outage
+    from weft.core.events import HandlerSpec, Limits, Tuning
     from weft.core.partition import Partition
+    from weft.core.retries import Outage
     from weft.core.work import Work
-    from weft.policies import Brake
-
-LOOKS = 12  # samples of the count of done records per `Brake.over_s`
 
 
 class Handler:
@@ -229,49 +236,6 @@ class Handler:
         return self.bucket.due()
 
 
-class Flood:
-    """How many of the last records used up their attempts, and whether they are too many.
-
-    Done records are not counted one by one: `Handler.done` is sampled a few times per
-    `Brake.over_s`, so the window may be up to a twelfth longer.
-    """
-
-    __slots__ = ("_looks", "brake", "exhausted")
-
-    def __init__(self, brake: Brake) -> None:
-        self.brake = brake
-        #: exhausted records since the start, or since the brake was released
-        self.exhausted = 0
-        #: (time, done, exhausted) samples; the first one is where the window starts
-        self._looks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
-
-    def look(self, now: float, done: int) -> None:
-        """Time has passed."""
-        looks, over_s = self._looks, self.brake.over_s
-        if now - looks[-1][0] >= over_s / LOOKS:
-            looks.append((now, done, self.exhausted))
-        while len(looks) > 1 and looks[1][0] <= now - over_s:
-            looks.popleft()
-
-    def counts(self, done: int) -> tuple[int, int]:
-        """How many were exhausted recently, and how many ended in total."""
-        _, done_before, before = self._looks[0]
-        exhausted = self.exhausted - before
-        return exhausted, exhausted + done - done_before
-
-    def add(self, now: float, done: int) -> bool:
-        """Count one more exhausted record; True: they are too many now."""
-        self.look(now, done)
-        self.exhausted += 1
-        exhausted, ended = self.counts(done)
-        return ended >= self.brake.at_least and exhausted >= self.brake.share * ended
-
-    def begin_again(self, now: float, done: int) -> None:
-        """Restart the counting."""
-        self._looks.clear()
-        self._looks.append((now, done, self.exhausted))
-
-
 class Slots:
     """Calls that one handler may have in flight, and their time-outs."""
 
@@ -400,3 +364,155 @@ class Slots:
         if self.timeout_s is None or len(self.overdue) < max(self.concurrency, self.taken):
             return False
         return now - max(self.overdue.values()) >= 10 * self.timeout_s
+
+
+KEPT_SHARE = 0.5  # of a budget: divided equally, reserved for each partition
+RESUME_SHARE = 0.5  # a resume fetches again what the pause discarded: not before half is free
+BLOCKED_RESUME_SHARE = 0.75
+ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4
+BLOCKED_BYTES_SHARE = 0.25
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """A paused partition is fetched again when it holds less than this of both budgets."""
+
+    healthy: float
+    blocked: float
+
+
+class Room(NamedTuple):
+    """How much may still arrive before a partition has to be paused."""
+
+    #: of the budget
+    share: float
+    #: records of any partition, of the present average size
+    records: int
+
+
+class Flow:
+    """Decides which partitions are fetched."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.paused: dict[Partition, _Resume] = {}
+
+    def _healthy(self, partition: Partition) -> float:
+        """The part of the member's budget that it holds, of records or of bytes."""
+        limits = self.limits
+        return max(
+            (partition.buffered - partition.lanes.blocked_records) / limits.buffer_records,
+            (partition.bytes + partition.outputs_bytes - partition.lanes.blocked_bytes)
+            / (limits.buffer_bytes * ACTIVE_BYTES_SHARE),
+        )
+
+    def _blocked(self, partition: Partition) -> float:
+        """The same of the budget of failing lanes."""
+        limits = self.limits
+        return max(
+            partition.lanes.blocked_records / limits.buffer_records,
+            partition.lanes.blocked_bytes / (limits.buffer_bytes * BLOCKED_BYTES_SHARE),
+        )
+
+    def _roomy(self, every: Collection[Partition], part: int = 2) -> bool:
+        """A quick check: less than half (or 1 / part) of each budget is taken, so none is full."""
+        limits = self.limits
+        return (
+            part * sum([len(p.offsets.incomplete) for p in every]) < limits.buffer_records
+            and part * sum([p.bytes + p.outputs_bytes for p in every])
+            < limits.buffer_bytes * BLOCKED_BYTES_SHARE
+        )
+
+    def room(self, every: Collection[Partition]) -> Room:
+        """How much may arrive from any partition without a pause."""
+        limits = self.limits
+        if self._roomy(every, 4):  # half may be reserved, a quarter is taken
+            return Room(0.25, limits.buffer_records // 4 - 1)
+        kept = KEPT_SHARE / len(every)
+        share = 1.0 - sum([max(self._healthy(p), kept) for p in every])
+        # at_most_once: records that are marked as started are not incomplete, and in memory.
+        records = sum([len(p.offsets.incomplete) + len(p.commit.marked) for p in every])
+        each = sum([p.bytes for p in every]) / max(1, records)
+        most = min(limits.buffer_records, limits.buffer_bytes * ACTIVE_BYTES_SHARE / max(1.0, each))
+        return Room(share, max(0, ceil(most * share - ROUNDING) - 1))
+
+    def to_pause(
+        self, touched: Iterable[Partition], every: Collection[Partition]
+    ) -> list[Partition]:
+        """Which of the partitions that just grew must not be fetched for now."""
+        if self._roomy(every):
+            return []
+        kept = KEPT_SHARE / len(every)
+        alone = 1.0 - KEPT_SHARE + kept  # the most that one partition may have
+        # The reserved part of a partition counts as taken, whether it is used or not.
+        healthy_full = sum(max(self._healthy(p), kept) for p in every) >= 1.0
+        blocked_full = sum(max(self._blocked(p), kept) for p in every) >= 1.0
+        pause = []
+        for partition in touched:
+            healthy, blocked = self._healthy(partition), self._blocked(partition)
+            too_many = healthy_full and healthy >= kept
+            too_bad = blocked_full and blocked >= kept
+            if (too_many or too_bad) and not partition.intake_paused:
+                partition.intake_paused = True
+                self.paused[partition] = _Resume(
+                    min(healthy, 1.0) * RESUME_SHARE if too_many else alone,
+                    min(blocked, 1.0) * BLOCKED_RESUME_SHARE if too_bad else alone,
+                )
+                pause.append(partition)
+        return pause
+
+    def to_resume(self) -> list[Partition]:
+        """Which paused partitions have room again."""
+        resume = [
+            partition
+            for partition, below in self.paused.items()
+            if self._healthy(partition) < below.healthy and self._blocked(partition) < below.blocked
+        ]
+        for partition in resume:
+            partition.intake_paused = False
+            del self.paused[partition]
+        return resume
+
+    def forget(self, partition: Partition) -> None:
+        """The epoch ended."""
+        self.paused.pop(partition, None)
+
+
+class Pauses:
+    """They also apply to later epochs."""
+
+    def __init__(self) -> None:
+        #: the app paused all topics; and topics for which it has since requested the opposite
+        self._all = False
+        self._toggled: set[str] = set()
+        #: in force by command
+        self.steering = Steering()
+
+    def by_app(self, topic: str | None, *, on: bool) -> None:
+        """The app pauses or resumes a topic, or all."""
+        if topic is None:
+            self._all = on
+            self._toggled.clear()
+        elif on == self._all:
+            self._toggled.discard(topic)
+        else:
+            self._toggled.add(topic)
+
+    def by_command(self, steering: Steering, handlers: Iterable[Handler]) -> None:
+        """All commands in force from now on; the same again changes nothing."""
+        self.steering = steering
+        for handler in handlers:
+            handler.tune(steering.tunings.get(handler.index, AS_DECLARED))
+
+    @property
+    def topics(self) -> set[str | None]:
+        """The topics that the app paused; None means all (except those resumed since)."""
+        return {None} if self._all else set(self._toggled)
+
+    def apply(self, partition: Partition) -> None:
+        """Pause or resume the partition accordingly."""
+        topic, handler = partition.topic, partition.handler
+        by_command = any(one.holds(topic, handler.index) for one in self.steering.pauses)
+        partition.pause(user=self._all != (topic in self._toggled), command=by_command)
+        handler.enlist(partition)
