@@ -37,7 +37,7 @@ ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
         "work.py", "offsets.py", "lanes.py", "commits.py", "plans.py", "partition.py",
-        "scheduling.py", "memory.py", "shelves.py",
+        "scheduling.py", "memory.py",
     },
     # a call, and what becomes of its records
     {

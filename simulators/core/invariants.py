@@ -19,9 +19,9 @@ from weft.core.engine_state import EngineState
 from weft.core.events import AT_MOST_ONCE
 from weft.core.exports import is_exported
 from weft.core.lanes import follows
+from weft.core.memory import SHELVED_BYTES
 from weft.core.partition import Partition
 from weft.core.scheduling import Handler
-from weft.core.shelves import SHELVED_BYTES
 from weft.core.states import InternalError
 from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
 

@@ -8,7 +8,7 @@ from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.core import states
 from weft.core.endings import Endings
-from weft.core.shelves import Returns, Shelves
+from weft.core.memory import Returns, Shelves
 from weft.core.work import Work
 from weft.types import Record
 

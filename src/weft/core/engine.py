@@ -21,8 +21,8 @@ from weft.core.endings import Endings
 from weft.core.engine_state import EngineState
 from weft.core.epochs import Epochs
 from weft.core.events import Limits
+from weft.core.memory import Returns
 from weft.core.plans import Plans
-from weft.core.shelves import Returns
 from weft.core.valve import Valve
 from weft.types import ErrorInfo, Record, Sent, StopMode
 

@@ -3,7 +3,7 @@
 A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. In
 a held lane that is the first record that has not started; later ones wait behind it, or are held
 when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked lane, only
-offsets are kept of a held one (shelves.py).
+offsets are kept of a held one (memory.py).
 """
 
 from __future__ import annotations

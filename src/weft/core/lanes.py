@@ -40,7 +40,7 @@ from weft.core.work import LaneCharge
 from weft.types import Ordering, Record
 
 if TYPE_CHECKING:
-    from weft.core.shelves import Shelf
+    from weft.core.memory import Shelf
     from weft.core.work import LaneKey, Work
 
 ONE_LANE = "*"  # the one lane of ordering="partition"
@@ -64,7 +64,7 @@ class Lanes:
     #: may be outdated
     far: dict[int, Work] = field(default_factory=dict)
     _far_order: list[int] = field(default_factory=list)
-    #: parked or held lanes, present or former, with records that are kept as offsets (shelves.py)
+    #: parked or held lanes, present or former, with records that are kept as offsets (memory.py)
     shelves: dict[LaneKey, Shelf] = field(default_factory=dict)
     #: of these: released heads without their bytes, and lanes whose chain is at its end
     wanted: dict[Work, None] = field(default_factory=dict)

@@ -91,7 +91,7 @@ class Offsets:
             self.top -= 1
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
-        #: how many were received and are kept as offsets only (shelves.py)
+        #: how many were received and are kept as offsets only (memory.py)
         self.shelved = 0
         #: a commit would differ from the last one
         self.changed = False

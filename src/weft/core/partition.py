@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weft.core import states
 from weft.core.events import AT_MOST_ONCE
 from weft.core.lanes import Lanes
+from weft.core.memory import Shelves
 from weft.core.offsets import Reach
-from weft.core.shelves import Shelves
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, InternalError
 from weft.types import Record, TopicPartition
 

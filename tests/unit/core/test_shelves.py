@@ -9,7 +9,7 @@ from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import UNORDERED, Command, Failed, HandlerSpec, Limits, Target
-from weft.core.shelves import SHELVED_BYTES
+from weft.core.memory import SHELVED_BYTES
 from weft.policies import Commit, DeadLetter, Park, Retry
 from weft.types import Record
 
