@@ -36,7 +36,7 @@ CALLED = {
 ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
-        "work.py", "offsets.py", "lanes.py", "commits.py", "plans.py", "partition.py",
+        "work.py", "offsets.py", "lanes.py", "commits.py", "partition.py",
         "scheduling.py", "memory.py",
     },
     # a call, and what becomes of its records
@@ -47,7 +47,7 @@ ROOMS = (
     },
     # the commit of an epoch, and the records that wait for it
     {
-        "commits.py", "plans.py", "partition.py", "engine_state.py",
+        "commits.py", "partition.py", "engine_state.py",
         "delivery/__init__.py", "delivery/exactly_once.py",
     },
 )  # fmt: skip

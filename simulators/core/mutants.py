@@ -24,7 +24,7 @@ from weft.account import account
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
-from weft.core.commits import Commits
+from weft.core.commits import Commits, Plans
 from weft.core.delivery import AtLeastOnce
 from weft.core.delivery.exactly_once import Culprits, ExactlyOnce, Portions
 from weft.core.endings import Endings
@@ -34,7 +34,6 @@ from weft.core.events import AT_MOST_ONCE
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
-from weft.core.plans import Plans
 from weft.core.scheduling import Flow, Handler, Slots
 
 # Those that register their own.

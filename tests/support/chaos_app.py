@@ -22,10 +22,10 @@ from typing import Any
 from tests.support.handler_log import Writer
 
 import weft
+from weft.core.commits import Plans
 from weft.core.effects import PlanItem
 from weft.core.offsets import Snapshot
 from weft.core.partition import Partition
-from weft.core.plans import Plans
 from weft.runtime import door
 
 VARIABLE = "WEFT_CHAOS"

@@ -16,13 +16,12 @@ from weft.core import effects as fx
 from weft.core import events, states
 from weft.core.batching import Batching
 from weft.core.commands import Commands
-from weft.core.commits import Commits
+from weft.core.commits import Commits, Plans
 from weft.core.endings import Endings
 from weft.core.engine_state import EngineState
 from weft.core.epochs import Epochs
 from weft.core.events import Limits
 from weft.core.memory import Returns
-from weft.core.plans import Plans
 from weft.core.valve import Valve
 from weft.types import ErrorInfo, Record, Sent, StopMode
 

@@ -8,7 +8,7 @@ only the others are tried in halves. If the epoch ends first, the answer is "los
 
 With exactly_once its outputs are a claim of the next transaction, like any other record's, and its
 lane continues; offsets and map of that commit are the same as without it. A commit that changes
-nothing else would not show whether it was stored, so it gets a mark (plans.py).
+nothing else would not show whether it was stored, so it gets a mark (commits.py).
 """
 
 from __future__ import annotations
