@@ -42,7 +42,7 @@ ROOMS = (
     # a call, and what becomes of its records
     {
         "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py", "holds.py",
-        "commands.py", "exports.py", "valve.py", "budgets.py",
+        "commands.py", "valve.py", "budgets.py",
         "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it

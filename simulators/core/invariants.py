@@ -17,7 +17,6 @@ from weft.core.budgets import SharedBudget
 from weft.core.engine import Engine
 from weft.core.engine_state import EngineState
 from weft.core.events import AT_MOST_ONCE
-from weft.core.exports import is_exported
 from weft.core.lanes import follows
 from weft.core.memory import SHELVED_BYTES
 from weft.core.partition import Partition
@@ -112,7 +111,9 @@ def _check_forgotten(state: EngineState, partition: Partition) -> None:
         if not work.put_off or work in partition.lanes.behind or follows(work):
             continue
         assert work.failure is not None
-        kept = work in shelves.later or work.failure.left_lane or is_exported(work)
+        kept = (
+            work in shelves.later or work.failure.left_lane or partition.exports_record(work.offset)
+        )
         _need(kept or work in shelves.bare, work, "is put off and keeps its bytes")
         last = partition.lanes.tails.get(partition.lanes.key_of(work.record), work)
         plain = last.state == states.QUEUED and last.failure is None and not follows(last)

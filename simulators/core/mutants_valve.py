@@ -10,9 +10,8 @@ from simulators.core.mutant import mutant
 from weft.core import effects as fx
 from weft.core import states, valve
 from weft.core.endings import Endings
-from weft.core.exports import Export
 from weft.core.partition import Partition
-from weft.core.valve import Valve
+from weft.core.valve import Export, Valve
 from weft.core.work import Failure, Work
 
 

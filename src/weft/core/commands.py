@@ -18,7 +18,6 @@ from weft.core import effects as fx
 from weft.core import redo, states
 from weft.core.delivery import complete
 from weft.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
-from weft.core.exports import under_export
 from weft.core.holds import hold, hold_behind, hold_of
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure, HeldBy
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 #: what a command about one record does not end
 HELD = "its key is held by a command: weft key release ends that"
 _UNDER_WAY = "it is {} now: ask again when that is over"
+_EXPORTED = _UNDER_WAY.format("exported with its lane")
 #: from this many commands on, the records of a partition are sorted by lane once for all of them
 SORTED_FROM = 8
 
@@ -90,11 +90,13 @@ class Commands:
     def _in(self, partition: Partition, command: Command) -> fx.Obeyed | None:
         """Obey it there; None: the answer comes when it is final."""
         target = command.target
-        if partition.exports and under_export(partition, target.key, target.offset):
-            return _refused(partition, command, _UNDER_WAY.format("exported with its lane"))
         if target.offset is not None:
+            if partition.exports_record(target.offset):
+                return _refused(partition, command, _EXPORTED)
             redo = command.action == "redo"
             return (self._redo if redo else self._record)(partition, command, target.offset)
+        if target.key in partition.exports:
+            return _refused(partition, command, _EXPORTED)
         if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
             what = "its handler is not ordered by key: name records, or give --where"
             return _refused(partition, command, what)

@@ -30,13 +30,13 @@ from weft.core import effects as fx
 from weft.core import redo, states
 from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
-from weft.core.exports import is_exported, park_with_lane
 from weft.core.holds import hold, hold_back, hold_behind, hold_of
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
 from weft.core.partition import plain_done
 from weft.core.retries import batch_delay_s, retry_delay_s
-from weft.core.work import Decision, Failure
+from weft.core.valve import park_with_lane
+from weft.core.work import USED_UP, Decision, Failure
 from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
 from weft.types import LETTER_REFUSED, ErrorInfo, Record, Sent
 
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import Work
 
-#: for a record whose last error is unknown: it occurred in another member
-USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
 TURN_WAIT_S = 1.0  # interval of checks for the turn of a record that arrived exhausted
 MATE_WAIT_S = 0.05  # interval of checks whether a batch has finished with a lane
 
@@ -482,7 +480,7 @@ class Endings:
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
         assert work.failure is not None
-        if not is_exported(work):  # otherwise the valve sends it
+        if not work.partition.exports_record(work.offset):  # otherwise the valve sends it
             self._continue(work, work.failure)
 
     def lost(self, work: Work) -> None:

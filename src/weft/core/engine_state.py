@@ -16,7 +16,6 @@ from weft.core.budgets import budgets_of, divide
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
-from weft.core.exports import is_exported
 from weft.core.retries import Outages, RetrySchedule
 from weft.core.scheduling import Flow, Handler, Pauses
 from weft.core.work import SharedTexts
@@ -177,7 +176,7 @@ class EngineState:
 
     def put_away(self, work: Work) -> None:
         """Keep only offsets of a parked or held lane, if it can be fetched again."""
-        if self.limits.forget_parked and not is_exported(work):
+        if self.limits.forget_parked and not work.partition.exports_record(work.offset):
             work.partition.shelves.put_away(work)
             self.watch_shelves(work.partition, on=True)
 

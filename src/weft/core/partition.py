@@ -16,11 +16,11 @@ from weft.types import Record, TopicPartition
 
 if TYPE_CHECKING:
     from weft.core.commits import CommitState
-    from weft.core.exports import Export
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
     from weft.core.redo import Redo
     from weft.core.scheduling import Handler
+    from weft.core.valve import Export
     from weft.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 
@@ -342,6 +342,10 @@ class Partition:
     def end_hold(self, key: LaneKey) -> bool:
         """End the hold of its lane; True if there was one."""
         return self.holds.pop(key, None) is not None
+
+    def exports_record(self, offset: int) -> bool:
+        """Whether it is exported with its lane, or being sent."""
+        return any(export.has(offset) for export in self.exports.values())
 
     def close(self) -> None:
         """The epoch has ended: drop what waits."""

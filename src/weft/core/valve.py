@@ -2,8 +2,8 @@
 
 Theory of operation. A lane is taken, the oldest first, while the taken share of the map is at least
 `at_map` (`Reach.taken_without`, which counts lanes being exported as done), or when its head has
-been parked for `after_s`. The records in the lane at that time, and no later ones, go to the topic,
-one after the other::
+been parked for `after_s`. The records in the lane at that time, and no later ones (`Export`), go to
+the topic, one after the other::
 
     head PARKED ──its next one is parked──► bytes are here ──► SENDING ──► DONE
                                                  ▲                           │ the next one is head
@@ -20,25 +20,108 @@ from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import USED_UP
-from weft.core.exports import (
-    FINISHED,
-    Export,
-    behind,
-    park_with_lane,
-    unpark_with_lane,
-    wait_with_lane,
-)
 from weft.core.holds import hold_of
 from weft.core.lanes import follows
+from weft.core.work import USED_UP, Failure
 from weft.types import ErrorInfo
 
 if TYPE_CHECKING:
+    from weft.codec import Remembered
     from weft.core.effects import ExportReason
     from weft.core.endings import Endings
     from weft.core.engine_state import EngineState
     from weft.core.partition import Partition
     from weft.core.work import LaneKey, Work
+
+FINISHED = (states.DONE, states.PENDING, states.SUPERSEDED)
+
+
+class Export:
+    """One lane that is exported."""
+
+    __slots__ = (
+        "came", "expected", "first", "head", "key", "known", "left", "parked", "sent", "topic",
+        "why",
+    )  # fmt: skip
+
+    def __init__(self, key: LaneKey, topic: str, why: str, head: Work, left: list[int]) -> None:
+        self.key = key
+        self.topic = topic
+        #: as text, for views
+        self.why = why
+        self.first = left[0]
+        #: the next record; None while only its offset is known, or none remains
+        self.head: Work | None = head
+        #: offsets that were not sent, in the order of the lane
+        self.left = dict.fromkeys(left)
+        #: the last record that was sent
+        self.sent: Work | None = None
+        #: the record that was parked only to be sent next
+        self.parked: Work | None = None
+        #: how its attempts had been used up, or ""; None: it was not restored as exhausted
+        self.came: str | None = None
+        #: the same for a record that is kept as an offset, and what was remembered of it before
+        self.expected = -1
+        self.known: Remembered | None = None
+
+    def accept(self, work: Work) -> bool:
+        """Take the record that arrived as the next to park and send; False: it is another one."""
+        offset = work.offset
+        head = self.head
+        over = head is None or (head.state in FINISHED and behind(head) is None)
+        if offset not in self.left or not (over or offset == self.expected):
+            return False
+        if over:
+            self.head = work
+        self.parked, self.came = work, None
+        return True
+
+    def has(self, offset: int) -> bool:
+        """Whether it is exported with the lane, or being sent."""
+        return offset in self.left or (self.sent is not None and self.sent.offset == offset)
+
+
+def behind(work: Work) -> Work | None:
+    """The next unfinished record of its lane."""
+    if work.failure is not None and work.failure.left_lane:
+        return None
+    following = work.next
+    while following is not None and following.state in FINISHED:
+        following = following.next
+    return following
+
+
+def park_with_lane(state: EngineState, work: Work) -> None:
+    """Park a queued record behind one that is exported."""
+    failure = work.failure = work.failure or Failure(state.texts)
+    failure.exhausted_by = failure.exhausted_by or "policy"
+    failure.due = state.now
+    work.partition.charge_failure(work, failure)
+    work.partition.park(work)
+
+
+def wait_with_lane(state: EngineState, work: Work, came: str) -> None:
+    """It is not exported after all, and waits as it arrived, behind the parked record."""
+    partition, failure = work.partition, work.failure
+    assert failure is not None
+    partition.unpark(work)
+    failure.exhausted_by = came
+    partition.retry(work, held=failure.held_until > state.now)
+    state.retries.add(max(state.now, failure.own_due, failure.held_until), work)
+
+
+def unpark_with_lane(work: Work) -> None:
+    """It is not exported after all, and waits behind the parked record."""
+    partition, failure = work.partition, work.failure
+    assert failure is not None
+    failure.exhausted_by = ""
+    partition.unpark(work)
+    partition.lanes.behind.discard(work)
+    if failure.error is None:
+        partition.resize(work, -failure.charged)
+        partition.memory.forget(work.offset)
+        work.failure = None
+
 
 LOOK_S = 0.1  # interval of checks of parked records
 AGAIN_S = 1.0  # delay before a lane is tried again that could not be taken at its time

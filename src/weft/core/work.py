@@ -26,6 +26,8 @@ STORY_EVENTS_MAX = 32
 FAILURE_OVERHEAD_BYTES = 1_024  # measured: Python's objects for the data of a failing record
 TEXTS_MAX = 512
 TEXT_OVERHEAD_BYTES = 56
+#: for a record whose last error is unknown: it occurred in another member
+USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
 
 
 class Tags(NamedTuple):
