@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 SRC = HERE.parent / "src" / "weft"
 #: the folders whose files the architecture page lists one by one: all of weft/ (""), then beside it
 MAPPED = (
-    "", "core", "core/delivery", "account", "codec", "kafka", "dlq", "runtime", "runtime/run",
+    "", "core", "account", "codec", "kafka", "dlq", "runtime", "runtime/run",
     "runtime/member", "runtime/calls", "runtime/calls/processes", "ledger", "observe", "spark",
     "spark/fleet", "spark/source", "spark/sink", "spark/processing", "spark/table", "broker",
     "testing", "cli", "simulators", "simulators/core", "simulators/runtime", "demo",

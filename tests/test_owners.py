@@ -43,12 +43,12 @@ ROOMS = (
     {
         "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py", "holds.py",
         "commands.py", "valve.py", "budgets.py",
-        "delivery/__init__.py", "delivery/exactly_once.py",
+        "delivery.py", "portions.py",
     },
     # the commit of an epoch, and the records that wait for it
     {
         "commits.py", "partition.py", "engine_state.py",
-        "delivery/__init__.py", "delivery/exactly_once.py",
+        "delivery.py", "portions.py",
     },
 )  # fmt: skip
 #: Fields that a record's whole way through the core writes; the simulator watches each change
@@ -57,7 +57,7 @@ WATCHED = {("Work", "state")}
 #: A time for people, set where a record is handed over: hot loops, and nothing is decided by it.
 TOLD = {("Work", "since")}
 #: Sums that every file adds to where it happens.
-SUMS = {("EngineState", "finished_since_commit")}
+SUMS = {("EngineState", "finished_since_commit"), ("Handler", "done")}
 
 Fields = Mapping[str, set[str]]
 

@@ -8,9 +8,9 @@ from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
-from weft.core.delivery.exactly_once import HELD_SHARE
 from weft.core.events import AT_MOST_ONCE, Ended, Failed, Returned, Unhandled
 from weft.core.partition import Partition
+from weft.core.portions import HELD_SHARE
 from weft.core.work import Work
 from weft.types import ErrorInfo, Record
 

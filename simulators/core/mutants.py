@@ -25,8 +25,7 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Commits, Plans
-from weft.core.delivery import AtLeastOnce
-from weft.core.delivery.exactly_once import Culprits, ExactlyOnce, Portions
+from weft.core.delivery import AtLeastOnce, ExactlyOnce
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
@@ -34,6 +33,7 @@ from weft.core.events import AT_MOST_ONCE
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
+from weft.core.portions import Culprits, Portions
 from weft.core.scheduling import Flow, Handler, Slots
 
 # Those that register their own.

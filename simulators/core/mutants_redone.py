@@ -8,7 +8,7 @@ from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.codec.writer import Carrier
 from weft.core import redo
-from weft.core.delivery.exactly_once import ExactlyOnce
+from weft.core.delivery import ExactlyOnce
 from weft.core.lanes import Lanes
 
 

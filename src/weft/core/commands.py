@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
 from weft.core import redo, states
-from weft.core.delivery import complete
 from weft.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
 from weft.core.holds import hold, hold_behind, hold_of
 from weft.core.states import RECORD_NAMES
@@ -342,7 +341,7 @@ class Commands:
             failure.replace(ErrorInfo("Skipped", reason))
         if partition.handler.spec.delivery == AT_MOST_ONCE:  # it has no mark
             partition.record_done(work)
-            complete(state, work)
+            state.complete(work)
         else:
             self._endings.handled(work)
 

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 from weft.codec import Carrier, decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.exactly_once import ExactlyOnce
 from weft.core.events import Answer
 from weft.core.memory import Memory
 from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
@@ -270,7 +269,6 @@ class Commits:
     def __init__(self, state: EngineState, plans: Plans) -> None:
         self._plans = plans
         self._state = state
-        self._exact = ExactlyOnce(state)
         self._sequence = 0
         #: when the commit interval ends
         self.next_at = 0.0
@@ -323,7 +321,7 @@ class Commits:
             self._send(fx.CommitOffsets, plain)
         if transactional and self._transaction is None:
             due = [partition for partition in transactional if self._due(partition)]
-            items = self._exact.transaction(due, self._plans.plan)
+            items = self._state.portions.transaction(due, self._plans.plan)
             if items:
                 self._transaction = self._send(fx.Transact, items)
 

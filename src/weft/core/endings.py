@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core import redo, states
-from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
 from weft.core.holds import hold, hold_back, hold_behind, hold_of
 from weft.core.lanes import unfollow
@@ -495,7 +494,7 @@ class Endings:
         if failure.error is None:  # it arrived parked
             failure.replace(USED_UP)
         partition.record_done(work)
-        complete(self._state, work)
+        self._state.complete(work)
 
     def _set_release(self, work: Work, failure: Failure, due: float | None = None) -> None:
         """Set when the policy releases the record, if it does; `due`: as it was set before."""

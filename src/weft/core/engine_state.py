@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core.budgets import budgets_of, divide
-from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
-from weft.core.delivery.exactly_once import ExactlyOnce, Portions
+from weft.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
+from weft.core.portions import Portions
 from weft.core.retries import Outages, RetrySchedule
 from weft.core.scheduling import Flow, Handler, Pauses
 from weft.core.work import SharedTexts
@@ -45,7 +45,7 @@ class EngineState:
         self.limits = limits
         #: bytes of a record's share of outputs
         self.size_of = size_of
-        self.portions = Portions(limits)
+        self.portions = Portions(self)
         self.now = 0.0
         #: UNIX seconds at zero of the engine's clock
         self.wall_s = 0.0
@@ -130,6 +130,22 @@ class EngineState:
         assert failure.error is not None
         error = error or failure.error
         self.emit(fx.Troubled(work, outcome, failure.attempts, error, work.record))
+
+    def complete(self, work: Work, *, report: bool = True) -> None:
+        """The record is finished for good: count and report it."""
+        handler, failure = work.partition.handler, work.failure
+        if failure is None or failure.given_up is None:
+            handler.done += 1
+            if report:
+                self.report(work, "done", None, work.outputs or ())
+        elif failure.given_up == "skipped":
+            handler.skipped += 1
+            self.trouble(work, "skipped")
+            self.report(work, "skipped", failure.error)
+        else:
+            handler.dead_lettered += 1
+            self.trouble(work, "dead_lettered")
+            self.report(work, "dead_lettered", failure.error, work.outputs or ())
 
     def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
         """End the run; the first reason is the one that is reported."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery import complete
 from weft.core.lanes import last_of_call
 from weft.core.work import Work
 from weft.types import Redone, content_bytes
@@ -86,7 +85,7 @@ def _is_behind(head: Work | None, work: Work) -> bool:
 
 def handled(state: EngineState, work: Work) -> None:
     """Its call has returned, and its outputs are stored."""
-    complete(state, work, report=False)
+    state.complete(work, report=False)
     reason = work.partition.redone[work].command.reason
     _end(state, work, "redone", reason)
 

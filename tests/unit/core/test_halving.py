@@ -9,9 +9,9 @@ from tests.unit.core.test_portions import SIZE, exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.exactly_once import TRIES, UNSPLIT_TRIES, Culprits
 from weft.core.events import HandlerSpec, Limits, Returned
 from weft.core.partition import Partition
+from weft.core.portions import TRIES, UNSPLIT_TRIES, Culprits
 from weft.core.work import Work
 from weft.policies import Batch, Park, Retry
 

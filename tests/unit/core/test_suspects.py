@@ -10,9 +10,9 @@ from tests.unit.core.test_portions import exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.exactly_once import TRIES, Culprits
 from weft.core.events import Limits, Returned
 from weft.core.partition import Partition
+from weft.core.portions import TRIES, Culprits
 from weft.core.work import Work
 
 CULPRIT = 3

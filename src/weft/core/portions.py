@@ -1,12 +1,12 @@
-"""Exactly once: outputs and offsets go into one transaction, and are seen together or not at all.
+"""How much goes into one transaction, and the search for the output that makes it fail.
 
-A record that is handled is PENDING: a claim with its outputs. Its lane continues immediately; a
-transaction takes the claims since the last one, in the order in which they were handled, so the
-outputs of a lane stay in order. Records that share outputs (a batch) go together or wait together.
+`Portions` decides what the next transaction takes: claims in the order in which they were handled,
+so the outputs of a lane stay in order. Records that share outputs (a batch) go together or wait
+together.
 
 An output that the broker refuses by name fails its record's attempt (`Endings.outputs_refused`);
 the others are produced again without it. An output that makes a transaction fail without being
-named is searched for (`Culprits`). `Portions` decides how much goes into one transaction.
+named is searched for (`Culprits`).
 """
 
 from __future__ import annotations
@@ -15,55 +15,44 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
-from weft.core import redo, states
-from weft.core.delivery import AtLeastOnce, complete
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.types import ErrorInfo
+from weft.core import states
 
 if TYPE_CHECKING:
-    from weft.core.delivery import MostClaims
-    from weft.core.events import Limits, Stuck
+    from weft.core.engine_state import EngineState
+    from weft.core.events import Stuck
+    from weft.core.partition import Partition
+    from weft.core.work import Work
+    from weft.types import ErrorInfo
 
 HELD_SHARE = 0.25  # of `buffer_bytes`: nothing starts while so much waits for a transaction
 UNSPLIT_TRIES = 2  # aborts in a row before it is split: most causes are temporary
 TRIES = 2  # an output fails after this many failures alone, while others succeed in between
 
-Plan = Callable[[Partition, Sequence[Work]], fx.PlanItem | None]
+
+Plan = Callable[["Partition", Sequence["Work"]], fx.PlanItem | None]
 
 
-class ExactlyOnce(AtLeastOnce):
-    """Calls as at least once; keeps handled records for the next transaction."""
+class Portions:
+    """The size of transactions: smaller after one that timed out, then slowly larger again."""
 
-    def send(self, work: Work, outputs: Any) -> None:
-        """The outputs wait for the transaction, charged to the budget of outputs."""
-        work.outputs = outputs
-        size_bytes = self._state.size_of(outputs)
-        if size_bytes:
-            work.partition.hold_outputs(work, size_bytes)
-        self._handled(work)
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._limits = state.limits
+        self.most_bytes = state.limits.transaction_bytes
+        self._sent_bytes = 0
+        self._turn = 0
+        #: partition -> number of the last transaction in which it was first
+        self._led: dict[Partition, int] = {}
+        self.culprits = Culprits()
 
-    def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """So does a dead letter."""
-        work.outputs = letter
-        self._handled(work)
-
-    def _handled(self, work: Work) -> None:
-        self._state.finished_since_commit += 1
-        self.handled(work)
-
-    def handled(self, work: Work, *, report: bool = True) -> None:
-        """It waits for a transaction, and its lane continues."""
-        work.state = states.PENDING  # watched by the simulator: this is a hot path
-        self._state.claim(work)
-        if work.failure is None or not work.failure.left_lane:
-            work.partition.release(work)
-        else:
-            work.partition.lanes.discharge(work)
+    def full(self, partitions: Iterable[Partition]) -> bool:
+        """Whether no more calls may start because of the outputs that wait."""
+        held = sum([partition.outputs_bytes for partition in partitions])
+        return held >= self._limits.buffer_bytes * HELD_SHARE
 
     def transaction(self, due: Sequence[Partition], plan: Plan) -> list[fx.PlanItem]:
         """What the next transaction takes of these partitions."""
-        portions = zip(due, self._state.portions.claims(due), strict=True)
+        portions = zip(due, self.claims(due), strict=True)
         return self._untorn([plan(partition, claims) for partition, claims in portions], plan)
 
     def _untorn(self, plans: Sequence[fx.PlanItem | None], plan: Plan) -> list[fx.PlanItem]:
@@ -71,7 +60,7 @@ class ExactlyOnce(AtLeastOnce):
         items = [item for item in plans if item is not None]
         torn = self._torn(items)
         if not any(id(work.outputs) in torn for item in items for work in item.claims if torn):
-            narrow = self._state.portions.culprits.narrow and any(item.claims for item in items)
+            narrow = self.culprits.narrow and any(item.claims for item in items)
             return [i for i in items if i.claims or (i.partition.commit.dirty and not narrow)]
         less = [plan(item.partition, without(item.claims, torn)) for item in items]
         return self._untorn(less, plan)
@@ -87,43 +76,6 @@ class ExactlyOnce(AtLeastOnce):
             for work in partition.commit.claims
             if work.outputs is not None and id(work) not in inside
         }
-
-    def stored(self, partition: Partition, claims: list[Work]) -> None:
-        """The transaction is committed: they are done."""
-        plain = 0
-        for work in claims:
-            if partition.redone and work in partition.redone:
-                redo.handled(self._state, work)
-                self._state.report(work, "done", None, work.outputs or ())
-                continue
-            partition.pending_done(work)
-            if work.failure is None and not self._state.reporting:
-                plain += 1
-            else:
-                complete(self._state, work)
-        partition.handler.done += plain
-
-    def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
-        """Fewer claims: a committed output must never be lost."""
-        return most()
-
-
-class Portions:
-    """The size of transactions: smaller after one that timed out, then slowly larger again."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.most_bytes = limits.transaction_bytes
-        self._sent_bytes = 0
-        self._turn = 0
-        #: partition -> number of the last transaction in which it was first
-        self._led: dict[Partition, int] = {}
-        self.culprits = Culprits()
-
-    def full(self, partitions: Iterable[Partition]) -> bool:
-        """Whether no more calls may start because of the outputs that wait."""
-        held = sum([partition.outputs_bytes for partition in partitions])
-        return held >= self._limits.buffer_bytes * HELD_SHARE
 
     def claims(self, due: Sequence[Partition]) -> list[list[Work]]:
         """For each of these partitions, the claims of the next transaction.

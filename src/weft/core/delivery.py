@@ -1,8 +1,7 @@
-"""The delivery modes: the rules of each, which are nowhere else; here those without transactions.
+"""The delivery modes: the rules of each, which are nowhere else.
 
-Exactly once has a separate file. `AtLeastOnce` has every step of a record, from its start to its
-commit; the others override some. A fifth would be one more class, and one line in engine_state.py
-(`_DELIVERIES`).
+`AtLeastOnce` has every step of a record, from its start to its commit; the others override some. A
+fifth would be one more class, and one line in engine_state.py (`_DELIVERIES`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
-from weft.core import states
+from weft.core import redo, states
 from weft.core.holds import hold_back
 from weft.core.lanes import unfollow
 from weft.core.partition import begin
@@ -35,23 +34,6 @@ def call(
     """Call the handler for each of these, or once with all: they have their slots and run."""
     handler.slots.time(works, state.now, together=together)
     state.emit(fx.Start(handler.index, works, together))
-
-
-def complete(state: EngineState, work: Work, *, report: bool = True) -> None:
-    """The record is finished for good: count and report it."""
-    handler, failure = work.partition.handler, work.failure
-    if failure is None or failure.given_up is None:
-        handler.done += 1
-        if report:
-            state.report(work, "done", None, work.outputs or ())
-    elif failure.given_up == "skipped":
-        handler.skipped += 1
-        state.trouble(work, "skipped")
-        state.report(work, "skipped", failure.error)
-    else:
-        handler.dead_lettered += 1
-        state.trouble(work, "dead_lettered")
-        state.report(work, "dead_lettered", failure.error, work.outputs or ())
 
 
 # -- at least once ---------------------------------------------------------------------------------
@@ -99,7 +81,7 @@ class AtLeastOnce:
     def handled(self, work: Work, *, report: bool = True) -> None:
         """It was handled, and its outputs are stored, or go with the commit."""
         work.partition.record_done(work)
-        complete(self._state, work, report=report)
+        self._state.complete(work, report=report)
 
     def refused(self, work: Work) -> bool:
         """Its call failed, or its outputs cannot be stored; whether it may be handled again."""
@@ -142,7 +124,7 @@ class Each(AtLeastOnce):
                 partition.commit.slotless.remove(work)
             else:
                 partition.handler.slots.give()
-            complete(self._state, work)
+            self._state.complete(work)
 
     def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
         """The cut map; claims without room keep their lane but free their slot.
@@ -213,7 +195,7 @@ class AtMostOnce(AtLeastOnce):
     def handled(self, work: Work, *, report: bool = True) -> None:
         """Its offset is done since its mark; only the lane continues."""
         work.partition.marked_done(work)
-        complete(self._state, work, report=report)
+        self._state.complete(work, report=report)
 
     def refused(self, work: Work) -> bool:
         """It was handled, and is never handled twice."""
@@ -272,3 +254,59 @@ class AtMostOnce(AtLeastOnce):
         else:
             self._begin_batches(partition.handler, works)
         return heads
+
+
+# -- exactly once ----------------------------------------------------------------------------------
+
+
+class ExactlyOnce(AtLeastOnce):
+    """Outputs and offsets go into one transaction, and are seen together or not at all.
+
+    Calls as at least once. A record that is handled is PENDING: a claim with its outputs. Its lane
+    continues immediately; a transaction takes the claims since the last one (portions.py).
+    """
+
+    def send(self, work: Work, outputs: Any) -> None:
+        """The outputs wait for the transaction, charged to the budget of outputs."""
+        work.outputs = outputs
+        size_bytes = self._state.size_of(outputs)
+        if size_bytes:
+            work.partition.hold_outputs(work, size_bytes)
+        self._handled(work)
+
+    def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
+        """So does a dead letter."""
+        work.outputs = letter
+        self._handled(work)
+
+    def _handled(self, work: Work) -> None:
+        self._state.finished_since_commit += 1
+        self.handled(work)
+
+    def handled(self, work: Work, *, report: bool = True) -> None:
+        """It waits for a transaction, and its lane continues."""
+        work.state = states.PENDING  # watched by the simulator: this is a hot path
+        self._state.claim(work)
+        if work.failure is None or not work.failure.left_lane:
+            work.partition.release(work)
+        else:
+            work.partition.lanes.discharge(work)
+
+    def stored(self, partition: Partition, claims: list[Work]) -> None:
+        """The transaction is committed: they are done."""
+        plain = 0
+        for work in claims:
+            if partition.redone and work in partition.redone:
+                redo.handled(self._state, work)
+                self._state.report(work, "done", None, work.outputs or ())
+                continue
+            partition.pending_done(work)
+            if work.failure is None and not self._state.reporting:
+                plain += 1
+            else:
+                self._state.complete(work)
+        partition.handler.done += plain
+
+    def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
+        """Fewer claims: a committed output must never be lost."""
+        return most()
