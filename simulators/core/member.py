@@ -13,8 +13,8 @@ from simulators.core.stage import GROUP, Stage
 from simulators.core.steered import calls_max, check_not_paused, timeout_s
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
+from weft.core.commits import Found, Start, resolve
 from weft.core.engine import Engine
-from weft.core.epochs import Found, Start, resolve
 from weft.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
 from weft.core.partition import Partition
 from weft.core.work import Work

@@ -28,7 +28,7 @@ from weft.core.commits import Commits, Plans
 from weft.core.delivery import AtLeastOnce, ExactlyOnce
 from weft.core.endings import Endings
 from weft.core.engine import Engine
-from weft.core.epochs import Epochs
+from weft.core.engine_state import Epochs
 from weft.core.events import AT_MOST_ONCE
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot

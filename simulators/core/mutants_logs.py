@@ -9,7 +9,7 @@ from simulators.core.mutant import mutant
 from weft.core import states
 from weft.core.endings import Endings
 from weft.core.engine import Engine
-from weft.core.epochs import Epochs
+from weft.core.engine_state import Epochs
 from weft.core.offsets import Reach
 from weft.core.partition import Partition
 from weft.core.scheduling import Flow

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from weft.core import epochs, offsets
+from weft.core import engine_state, offsets
 from weft.core.commits import CommitState
 from weft.core.partition import Partition
 from weft.core.states import (
@@ -47,8 +47,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Table]] = {
 #: Where each is made, by which name, and what it is.
 _MADE: tuple[tuple[Any, str, type[Any], str], ...] = (
     (offsets, "Work", Work, "record"),
-    (epochs, "Partition", Partition, "epoch"),
-    (epochs, "CommitState", CommitState, "commit"),
+    (engine_state, "Partition", Partition, "epoch"),
+    (engine_state, "CommitState", CommitState, "commit"),
 )
 
 

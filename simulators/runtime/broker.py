@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.setup import Setup
 from simulators.runtime.stage import Stage
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.kafka.connect import MEMORY
 from weft.kafka.ports import (
     CommitAnswer,

@@ -1,4 +1,4 @@
-"""What is committed, when, and what follows from the answer.
+"""What is committed, when, what follows from the answer, and where the next epoch starts.
 
 Theory of operation. Each partition has at most one commit in flight (`CommitState`)::
 
@@ -18,7 +18,8 @@ Theory of operation. Each partition has at most one commit in flight (`CommitSta
 4. An answer belongs to the commit of its `sequence`. A later one is counted as late, and the
    current state is sent again: librdkafka may have repeated an older commit by itself.
 
-Transactions (exactly_once) go the same way, one at a time for the whole member.
+Transactions (exactly_once) go the same way, one at a time for the whole member. `resolve` decides
+from what is stored where an epoch starts, and what of it is done.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from weft.codec import Carrier, decode, encode_fitting
+from weft.codec import Carrier, OffsetMap, Remembered, UnreadableMap, decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Answer
 from weft.core.memory import Memory
 from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
-from weft.types import Committed, ErrorInfo
+from weft.types import Committed, ErrorInfo, OnLost
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
@@ -488,3 +489,85 @@ def _longest_map(partitions: Sequence[Partition]) -> list[Partition]:
     chars = {p: len(p.commit.sent.metadata) for p in partitions if p.commit.sent is not None}
     most = max(chars.values(), default=0)
     return [p for p, length in chars.items() if length == most > 0]
+
+
+# -- where the next epoch starts -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The broker's data about a partition when it is assigned."""
+
+    #: the group's committed offset; None if there is none
+    committed: int | None
+    metadata: str
+    log_start: int
+    log_end: int
+    #: the offset for auto.offset.reset, for a partition without a committed one; None: "error"
+    reset_to: int | None
+    #: more is known to be done than the group has committed: commit it
+    uncommitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to start, and what is done already."""
+
+    offset: int
+    restored_top: int | None = None
+    restored_not_done: tuple[int, ...] = ()
+    commit_start: bool = False
+    remembered: tuple[Remembered, ...] = ()
+    #: a warning for the log, if any
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLost:
+    """There is no offset to start from, and the policy is to stop."""
+
+    reason: str
+
+
+def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
+    """Decide the start of one partition."""
+    if found.committed is None:
+        if found.reset_to is None:
+            return OffsetLost(
+                'the group has no committed offset and auto.offset.reset is "error": commit one '
+                "with `weft offsets set`, or choose earliest or latest"
+            )
+        return Start(found.reset_to, commit_start=True)
+    if found.committed > found.log_end:
+        if on_lost == "stop":
+            return OffsetLost(
+                f"committed offset {found.committed} is past the end of the log {found.log_end} "
+                '(a topic recreated, or a truncated log): set on_offset_lost="earliest" or '
+                '"latest", or commit a valid offset with `weft offsets set`'
+            )
+        target = found.log_start if on_lost == "earliest" else found.log_end
+        warning = f"committed offset {found.committed} is past the end of the log {found.log_end}: "
+        warning += f"continuing at {on_lost}, {target}"
+        return Start(target, commit_start=True, warning=warning)
+    known = ""
+    try:
+        restored = decode(found.committed, found.metadata, log_end=found.log_end)
+    except UnreadableMap as error:
+        known = f"commit metadata ignored, finished records past the offset repeat: {error}"
+        restored = OffsetMap("none", found.committed, found.committed - 1, ())
+    problem = restored.rider.problem
+    if found.committed < found.log_start:
+        # Retention deleted records that were not done; the rest of the map is still valid
+        start = found.log_start
+        top = max(restored.highest_seen, start - 1)
+        left = tuple(offset for offset in restored.not_done if offset >= start)
+        kept = tuple(one for one in restored.rider.entries if one.offset >= start)
+        gone = f"committed offset {found.committed} is before the start of the log {start}: "
+        gone += "retention deleted what lay between"
+        warning = f"{gone}; {known}" if known else gone
+        return Start(start, top, left, commit_start=True, remembered=kept, warning=warning)
+    known = known or (problem and f"what the commit remembers of records is ignored: {problem}")
+    return Start(
+        found.committed, restored.highest_seen, restored.not_done,
+        commit_start=found.uncommitted, remembered=restored.rider.entries, warning=known,
+    )  # fmt: skip

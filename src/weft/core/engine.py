@@ -18,8 +18,7 @@ from weft.core.batching import Batching
 from weft.core.commands import Commands
 from weft.core.commits import Commits, Plans
 from weft.core.endings import Endings
-from weft.core.engine_state import EngineState
-from weft.core.epochs import Epochs
+from weft.core.engine_state import EngineState, Epochs
 from weft.core.events import Limits
 from weft.core.memory import Returns
 from weft.core.valve import Valve

@@ -1,7 +1,11 @@
-"""The engine's data: `EngineState`, and operations on it that several parts of the core share.
+"""The engine's data, and the epochs that open and close in it.
 
-The parts of the core share it, and the account (`weft.account`) reads it; other packages use the
-view of engine.py.
+`EngineState` has the data, and operations on it that several parts of the core share. The account
+(`weft.account`) reads it; other packages use the view of engine.py.
+
+`Epochs`: every completion, acknowledgement and commit answer refers to its `Partition` object. When
+an epoch ends its object is closed, and whatever still comes for it is counted and dropped: the
+broker accepts commits from a member that has just lost the partition, so Weft needs its own fence.
 """
 
 from __future__ import annotations
@@ -12,9 +16,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
+from weft.core import redo, states
 from weft.core.budgets import budgets_of, divide
+from weft.core.commits import CommitState
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
+from weft.core.memory import Memory
+from weft.core.offsets import Offsets
+from weft.core.partition import Partition
 from weft.core.portions import Portions
 from weft.core.retries import Outages, RetrySchedule
 from weft.core.scheduling import Flow, Handler, Pauses
@@ -22,9 +31,9 @@ from weft.core.work import SharedTexts
 from weft.types import ErrorInfo, OutcomeName
 
 if TYPE_CHECKING:
-    from weft.core.batching import Gathering
-    from weft.core.events import HandlerSpec
-    from weft.core.partition import Partition
+    from weft.core.batching import Batching, Gathering
+    from weft.core.commits import Commits
+    from weft.core.events import Assignment, HandlerSpec
     from weft.core.work import HeldBy, LaneKey, Work
 
 #: (delivery, whether each record is committed separately) -> class
@@ -222,3 +231,106 @@ class EngineState:
     def count(self, name: str, times: int = 1) -> None:
         """Count something that belongs to no handler."""
         self.counts[name] += times
+
+
+class Epochs:
+    """Opens and closes partition epochs."""
+
+    def __init__(self, state: EngineState, commits: Commits, batching: Batching) -> None:
+        self._state = state
+        self._commits = commits
+        self._batching = batching
+
+    def opened(self, assignments: Sequence[Assignment]) -> list[Partition]:
+        """Open an epoch for each; an epoch of the same partition that is still open is lost."""
+        state = self._state
+        opened = []
+        for new in assignments:
+            state.set_clock(new.unix_s)
+            where = (new.topic, new.partition)
+            if where in state.partitions:
+                self.closed([state.partitions[where]], lost=True)
+            state.epochs += 1
+            offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
+            limit = state.limits.map_chars
+            handler = state.handlers[new.handler]
+            memory = Memory(new.remembered, on=handler.remembers)
+            commit = CommitState(
+                offsets, new.committed, state.now, limit, repeat=new.commit_start, memory=memory
+            )
+            occupied = state.orphans.get(where, ())
+            partition = Partition(
+                *where, state.epochs, handler, offsets, commit, occupied, new.log_end
+            )
+            for (topic, number, key), hold in state.holds.items():
+                here = topic == new.topic and number in (None, new.partition)
+                if here and hold.until > state.now:
+                    partition.set_hold(key, hold)
+            state.partitions[where] = partition
+            if new.commit_start:
+                self._commits.soon()
+            state.pauses.apply(partition)
+            opened.append(partition)
+        state.divide_budgets()
+        return opened
+
+    def revoking(self, partitions: Iterable[Partition]) -> None:
+        """The partitions are being revoked: start nothing new of them."""
+        going = [partition for partition in partitions if partition.state == states.OPEN]
+        for partition in going:
+            partition.move(states.REVOKING)
+        self._state.closing(going)
+
+    def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
+        """The last commit of partitions that are about to be closed; the caller sends it.
+
+        A commit in flight does not delay it; the caller has waited for that one as long as it may.
+        """
+        partitions = list(partitions)
+        self._state.closing(partitions)
+        due = [
+            partition
+            for partition in partitions
+            if partition.state != states.CLOSED
+            and not partition.handler.exact
+            and not (partition.settled and not partition.commit.claims)
+        ]
+        return self._commits.last(due)
+
+    def closed(self, partitions: Iterable[Partition], *, lost: bool) -> None:
+        """The epochs have ended."""
+        state = self._state
+        ending = [partition for partition in partitions if partition.state != states.CLOSED]
+        self._state.closing(ending)
+        for partition in ending:
+            partition.move(states.CLOSED)
+            if state.partitions.get(partition.where) is partition:
+                del state.partitions[partition.where]
+            self._drop(partition)
+            state.flow.forget(partition)
+            state.unclaim(partition)
+            state.watch_shelves(partition, on=False)
+            state.count("partitions_lost" if lost else "partitions_revoked")
+        state.divide_budgets()
+
+    def _drop(self, partition: Partition) -> None:
+        """Drop everything that waits; running records are fenced and hold their lanes."""
+        running: dict[LaneKey, Work] = {}
+        for work in partition.works():
+            if work.state == states.RUNNING:
+                running[partition.lanes.key_of(work.record)] = work
+            elif (work.state == states.SENDING and partition.handler.spec.commit_each) or (
+                work.state == states.COMMITTING and work not in partition.commit.slotless
+            ):  # Commit(each=True): it is handled, and its outputs or its commit are on the way
+                partition.handler.slots.give()
+            if work.state in (states.SENDING, states.COMMITTING, states.PENDING):
+                self._state.report(work, "superseded")
+            work.move(states.SUPERSEDED)
+        self._batching.forget(partition)
+        self._state.retries.forget()
+        self._state.orphan(partition.where, running)
+        redo.lose(self._state, partition)
+        for command, row in partition.commit.answers:
+            lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
+            self._state.emit(fx.Answered(command, [lost]))
+        partition.close()

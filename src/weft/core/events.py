@@ -103,7 +103,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One assigned partition with its start position (see `epochs.resolve`)."""
+    """One assigned partition with its start position (see `commits.resolve`)."""
 
     topic: str
     partition: int

@@ -23,7 +23,7 @@ from confluent_kafka import (
 )
 
 from weft import guard
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.errors import ConfigError
 from weft.kafka import clib, clib_offsets, ports
 from weft.kafka.batches import batches_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.core.events import Verdict
 from weft.errors import ConfigError
 from weft.types import ErrorInfo, Record, Sent

@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.kafka.consumer import reset_to
 from weft.kafka.ports import (
     POLL_RECORDS_MAX,

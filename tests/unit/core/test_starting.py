@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.codec import encode
-from weft.core.epochs import Found, OffsetLost, Start, resolve
+from weft.core.commits import Found, OffsetLost, Start, resolve
 
 LOG = {"log_start": 10, "log_end": 50}
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.member.topic_ids import MISSED_MAX, TopicIds
 

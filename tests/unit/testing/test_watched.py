@@ -12,7 +12,7 @@ from weft.core import states
 from weft.core.commits import Commits
 from weft.core.endings import Endings
 from weft.core.engine import Engine
-from weft.core.epochs import Epochs
+from weft.core.engine_state import Epochs
 from weft.core.events import Assignment, HandlerSpec
 from weft.core.states import InternalError
 

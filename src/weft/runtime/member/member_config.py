@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.clock import REAL_CLOCK, Clock
 from weft.core import effects as fx
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.core.events import Decided, Limits
 from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import ConsumerPort, ProducerPort

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from weft.core.epochs import Found, OffsetLost, resolve
+from weft.core.commits import Found, OffsetLost, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Problem

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.logs import event

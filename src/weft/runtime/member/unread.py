@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from weft.account.account import Unread
 from weft.core import states
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Polled
 from weft.runtime.logs import event

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from weft.app_options import AppOptions
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import Connection, connect
 from weft.kafka.ports import AdminPort, KafkaUnavailable

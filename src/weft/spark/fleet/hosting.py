@@ -16,8 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.app_options import AppOptions
+from weft.core.commits import Found
 from weft.core.engine import Engine
-from weft.core.epochs import Found
 from weft.core.states import InternalError
 from weft.errors import ConfigError, WeftError
 from weft.kafka.connect import Connection, RealConnection

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.core.epochs import Found, OffsetLost, resolve
+from weft.core.commits import Found, OffsetLost, resolve
 from weft.core.partition import Partition
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, SILENT_S
 from weft.spark.fleet.wire import Message, Wire

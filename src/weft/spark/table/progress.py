@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.codec import MapTooLarge, UnreadableMap, decode, encode
-from weft.core.epochs import Found
+from weft.core.commits import Found
 
 
 class Source(NamedTuple):

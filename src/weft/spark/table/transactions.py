@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.core import effects as fx
-from weft.core.epochs import Found
+from weft.core.commits import Found
 from weft.core.work import Work
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.clientlog import with_client_log

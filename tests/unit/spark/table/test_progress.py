@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.support.cases import each
 
-from weft.core.epochs import Found, resolve
+from weft.core.commits import Found, resolve
 from weft.spark.table.progress import Done, Entry, Progress, Source, ahead, done_of
 
 SPAN = 40
