@@ -36,20 +36,16 @@ CALLED = {
 ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
-        "work.py", "offsets.py", "lanes.py", "commits.py", "partition.py",
-        "scheduling.py", "memory.py",
+        "work.py", "offsets.py", "lanes.py", "commits.py", "partition.py", "scheduling.py",
+        "memory.py",
     },
     # a call, and what becomes of its records
     {
-        "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py", "holds.py",
-        "commands.py", "valve.py", "budgets.py",
-        "delivery.py", "portions.py",
+        "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py",
+        "commands.py", "valve.py", "budgets.py", "delivery.py", "portions.py",
     },
     # the commit of an epoch, and the records that wait for it
-    {
-        "commits.py", "partition.py", "engine_state.py",
-        "delivery.py", "portions.py",
-    },
+    {"commits.py", "partition.py", "engine_state.py", "delivery.py", "portions.py"},
 )  # fmt: skip
 #: Fields that a record's whole way through the core writes; the simulator watches each change
 #: against the table (simulators.core.watched).

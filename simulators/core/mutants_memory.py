@@ -8,7 +8,7 @@ from typing import Any
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.codec import Remembered
-from weft.core import holds
+from weft.core import commands
 from weft.core.commands import Commands
 from weft.core.commits import Commits
 from weft.core.endings import Endings
@@ -54,7 +54,7 @@ def _held_in_words_only(original: Any) -> Any:
     return hold
 
 
-@mutant(holds, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED + 560)
+@mutant(commands, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED + 560)
 def _a_hold_never_ends(original: Any) -> Any:
     def hold(state: Any, work: Work, by: HeldBy, *, own: bool = False) -> None:
         original(state, work, by._replace(until=by.until + 10_000.0), own=own)

@@ -7,7 +7,8 @@ from typing import Any
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.codec.writer import Carrier
-from weft.core import redo
+from weft.core import commands, endings
+from weft.core.commands import redo_handled
 from weft.core.delivery import ExactlyOnce
 from weft.core.lanes import Lanes
 
@@ -22,7 +23,7 @@ def _beside_what_is_queued(original: Any) -> Any:
     return lambda self, work, _head: original(self, work, None)
 
 
-@mutant(redo, "_answer", "S14", first_seed=profiles.REDONE)
+@mutant(commands, "_answer_redo", "S14", first_seed=profiles.REDONE)
 def _answered_twice(original: Any) -> Any:
     def answer(state: Any, *what: Any) -> None:
         original(state, *what)
@@ -31,12 +32,12 @@ def _answered_twice(original: Any) -> Any:
     return answer
 
 
-@mutant(redo, "failed", "S14", first_seed=profiles.REDONE)
+@mutant(endings, "redo_failed", "S14", first_seed=profiles.REDONE)
 def _a_failure_told_as_success(original: Any) -> Any:
-    return lambda state, work, _error: redo.handled(state, work)
+    return lambda state, work, _error: redo_handled(state, work)
 
 
-@mutant(redo, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
+@mutant(commands, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
 def _between_two_of_a_batch(original: Any) -> Any:
     return lambda work: work
 
@@ -50,7 +51,7 @@ def _its_commit_looks_like_the_one_before(original: Any) -> Any:
 def _answered_before_its_transaction(original: Any) -> Any:
     def send(self: ExactlyOnce, work: Any, outputs: Any) -> None:
         if work in work.partition.redone:
-            redo.handled(self._state, work)
+            redo_handled(self._state, work)
         else:
             original(self, work, outputs)
 

@@ -4,23 +4,38 @@ Each gets one answer (`effects.Answered`). A skip is final once the commit that 
 stored, so its answer waits for that; the record is never handled afterwards. A command that is
 obeyed a second time, here or by the next owner of the partition, changes nothing: a hold has its
 end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
-redo is for now only (redo.py): each command of it is one call. A dry command runs the same code up
-to the first change, so it has the same answer.
+redo is for now only: each command of it is one call. A dry command runs the same code up to the
+first change, so it has the same answer.
+
+**Holds.** A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold
+is over. In a held lane that is the first record that has not started; later ones wait behind it,
+or are held when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked
+lane, only offsets are kept of a held one (memory.py).
+
+**Redos.** A finished record that is handled again is in its lane and in `Partition.redone`, and
+nowhere else: for offsets and commits it stays done. It goes before the records of its lane that
+have not started, behind a call that runs. It has one call, without a retry: its outputs are
+produced, and a failure becomes the answer. For a batch handler that call is a normal batch; if the
+batch fails as a whole, the record has failed, and only the others are tried in halves. If the
+epoch ends first, the answer is "lost". With exactly_once its outputs are a claim of the next
+transaction, like any other record's, and its lane continues; offsets and map of that commit are
+the same as without it. A commit that changes nothing else would not show whether it was stored, so
+it gets a mark (commits.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.core import effects as fx
-from weft.core import redo, states
+from weft.core import states
 from weft.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
-from weft.core.holds import hold, hold_behind, hold_of
+from weft.core.lanes import last_of_call
 from weft.core.states import RECORD_NAMES
-from weft.core.work import Failure, HeldBy
-from weft.types import ErrorInfo
+from weft.core.work import Failure, HeldBy, Work
+from weft.types import ErrorInfo, Redone, content_bytes
 
 if TYPE_CHECKING:
     from weft.core.batching import Batching
@@ -28,7 +43,151 @@ if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
     from weft.core.events import Command
     from weft.core.partition import Partition
-    from weft.core.work import LaneKey, Work
+    from weft.core.work import LaneKey
+    from weft.types import Record
+
+
+# -- holds -----------------------------------------------------------------------------------------
+
+
+def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
+    """The hold of a record's lane; None if there is none, or it is over."""
+    holds = partition.holds
+    found = holds.get(partition.lanes.key_of(record)) if holds else None
+    return None if found is None or found.until <= state.now else found
+
+
+def hold_back(state: EngineState, work: Work) -> bool:
+    """If the lane of a queued record is held, it waits for the end of the hold."""
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
+        hold(state, work, found)
+    return found is not None
+
+
+def hold_behind(state: EngineState, work: Work) -> None:
+    """The same for one behind a running record of its lane, before its turn comes."""
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
+        work.partition.lanes.behind.add(work)
+        hold(state, work, found)
+
+
+def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> None:
+    """Hold this queued record, which is in its chain and nowhere else, until the hold is over.
+
+    `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
+    """
+    failure = work.failure
+    if failure is None:
+        failure = work.failure = Failure(state.texts)
+        work.partition.charge_failure(work, failure)
+    if own:
+        failure.held_until = by.until
+    until = max(by.until, failure.own_due, failure.held_until)  # its own delay is not shortened
+    if until == by.until or failure.held_by is None:
+        failure.held_by = by
+    failure.note(state.now, f"held for {until - state.now:.0f} s")
+    state.retries.add(until, work)
+    work.partition.retry(work, held=True)
+    state.put_away(work)
+
+
+# -- redos -----------------------------------------------------------------------------------------
+
+
+class Redo(NamedTuple):
+    """Why a record is handled again."""
+
+    command: Command
+    #: the record that was running when it joined the lane
+    behind: Work | None
+
+
+def with_redone(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
+    """The records of a lane in order: `others`, and those that are handled again."""
+    key_of = partition.lanes.key_of
+    mine = {one: it.behind for one, it in _waiting(partition) if key_of(one.record) == key}
+    head = next(others, None)
+    after = [one for one, behind in mine.items() if behind is head and _is_behind(head, one)]
+    yield from [one for one in mine if one not in after]
+    if head is not None:
+        yield head
+        yield from after
+    yield from others
+
+
+def put_redo(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
+    """Put the record into its lane, before `first`. False: `first` waits outside the chain."""
+    lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
+    size = content_bytes(record.key, record.value, record.headers)
+    work = Work.one(record, size, partition)
+    same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
+    behind = None
+    if same:
+        behind = partition.redone[same[-1]].behind
+        lanes.put_behind(last_of_call(same[-1]), work)
+    elif first is None or first.state == states.QUEUED:
+        if not lanes.put_first(work, first):
+            return False
+    else:
+        behind = first
+        lanes.put_behind(last_of_call(first), work)
+    partition.admit_redone(work, Redo(command, behind))
+    return True
+
+
+def _waiting(partition: Partition) -> list[tuple[Work, Redo]]:
+    """Redos that their lanes wait for: lanes have continued past the others (exactly_once)."""
+    return [(one, it) for one, it in partition.redone.items() if one.state != states.PENDING]
+
+
+def _is_behind(head: Work | None, work: Work) -> bool:
+    """Whether `work` follows: a head whose output was refused has joined the end of its lane."""
+    while head is not None and head is not work:
+        head = head.next
+    return head is work
+
+
+def redo_handled(state: EngineState, work: Work) -> None:
+    """Its call has returned, and its outputs are stored."""
+    state.complete(work, report=False)
+    reason = work.partition.redone[work].command.reason
+    _redo_ended(state, work, "redone", reason)
+
+
+def redo_failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
+    """Its call failed; it stays done."""
+    _redo_ended(state, work, "failed", f"{error.line[:300]}: it stays done")
+
+
+def lose_redos(state: EngineState, partition: Partition) -> None:
+    """The epoch ends: answer all redos as lost."""
+    sent = partition.commit.sent
+    pending = () if sent is None else sent.claims
+    for work, one in partition.redone.items():
+        what = "the partition went away first: ask again"
+        if work in pending:
+            what = "the partition went away first, and what it put out may be there: look, then ask"
+        _answer_redo(state, work, one.command, "lost", what)
+    partition.handler.divert(-len(partition.redone))
+
+
+def _redo_ended(state: EngineState, work: Work, outcome: str, detail: str) -> None:
+    partition = work.partition
+    command = partition.redone[work].command
+    partition.redo_ended(work)
+    _answer_redo(state, work, command, outcome, detail)
+
+
+def _answer_redo(
+    state: EngineState, work: Work, command: Command, outcome: str, detail: str
+) -> None:
+    where = (work.partition.topic, work.partition.number, work.record.offset)
+    state.emit(fx.Answered(command, [fx.Obeyed(*where, outcome, detail)]))
+
+
+# -- commands --------------------------------------------------------------------------------------
 
 #: what a command about one record does not end
 HELD = "its key is held by a command: weft key release ends that"
@@ -150,7 +309,7 @@ class Commands:
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """The records of a lane in order; exactly_once: without those that it has passed."""
         undone = self._undone_of_lane(partition, key)
-        return redo.of_lane(partition, key, undone) if partition.redone else undone
+        return with_redone(partition, key, undone) if partition.redone else undone
 
     def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         works = (work for work in self._all_of_lane(partition, key) if work.state != states.PENDING)
@@ -206,7 +365,7 @@ class Commands:
             return _row(partition, command, "redone", "it is done, and handled again")
         if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
             partition.lanes.put_back([first])  # its batch had not started: both join one
-        if redo.put(partition, command, record, first):
+        if put_redo(partition, command, record, first):
             return None
         return _refused(partition, command, _UNDER_WAY.format("behind another record of its key"))
 

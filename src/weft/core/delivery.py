@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
-from weft.core import redo, states
-from weft.core.holds import hold_back
+from weft.core import states
+from weft.core.commands import hold_back, redo_handled
 from weft.core.lanes import unfollow
 from weft.core.partition import begin
 
@@ -297,7 +297,7 @@ class ExactlyOnce(AtLeastOnce):
         plain = 0
         for work in claims:
             if partition.redone and work in partition.redone:
-                redo.handled(self._state, work)
+                redo_handled(self._state, work)
                 self._state.report(work, "done", None, work.outputs or ())
                 continue
             partition.pending_done(work)

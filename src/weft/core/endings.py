@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core import redo, states
+from weft.core import states
+from weft.core.commands import hold, hold_back, hold_behind, hold_of, redo_failed, redo_handled
 from weft.core.events import Failed, Returned
-from weft.core.holds import hold, hold_back, hold_behind, hold_of
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
 from weft.core.partition import plain_done
@@ -78,7 +78,7 @@ class Endings:
             if work.state == states.RUNNING:
                 work.partition.call_ended()
                 if work in work.partition.redone:
-                    redo.handled(state, work)
+                    redo_handled(state, work)
                 else:
                     self._delivery(work).handled(work, report=False)
             else:
@@ -219,7 +219,7 @@ class Endings:
     def handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
         if work in work.partition.redone:
-            redo.handled(self._state, work)
+            redo_handled(self._state, work)
             self._state.report(work, "done", None, work.outputs or ())
             return
         self._state.finished_since_commit += 1
@@ -285,7 +285,7 @@ class Endings:
             return
         failure = self._attempt_failed(work, failed.error)
         if redone:
-            redo.failed(self._state, work, failed.error)
+            redo_failed(self._state, work, failed.error)
             return
         allowed, braked = work.retry.attempts, work.partition.handler.flood is not None
         spent = allowed is not None and failure.attempts - failure.shared >= allowed

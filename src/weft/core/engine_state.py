@@ -16,8 +16,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
-from weft.core import redo, states
+from weft.core import states
 from weft.core.budgets import budgets_of, divide
+from weft.core.commands import lose_redos
 from weft.core.commits import CommitState
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
@@ -329,7 +330,7 @@ class Epochs:
         self._batching.forget(partition)
         self._state.retries.forget()
         self._state.orphan(partition.where, running)
-        redo.lose(self._state, partition)
+        lose_redos(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
             self._state.emit(fx.Answered(command, [lost]))

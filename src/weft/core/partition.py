@@ -15,10 +15,10 @@ from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, In
 from weft.types import Record, TopicPartition
 
 if TYPE_CHECKING:
+    from weft.core.commands import Redo
     from weft.core.commits import CommitState
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
-    from weft.core.redo import Redo
     from weft.core.scheduling import Handler
     from weft.core.valve import Export
     from weft.core.work import Failure, HeldBy, LaneKey, Tags, Work

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.holds import hold_of
+from weft.core.commands import hold_of
 from weft.core.lanes import follows
 from weft.core.work import USED_UP, Failure
 from weft.types import ErrorInfo
