@@ -7,6 +7,7 @@ not of files, for nothing of it is imported when the code runs.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -66,6 +67,27 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 def test_no_imports_run_in_a_circle() -> None:
     """Nothing imports what imports it; outside the core those under TYPE_CHECKING included."""
     assert circle(imports(modules())) == []
+
+
+def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
+    """For each module of the core its floor: one above the highest that it imports."""
+    core = {
+        name: {one for one in targets if one.startswith(CORE)}
+        for name, targets in graph.items()
+        if name.startswith(CORE)
+    }
+    found: dict[str, int] = {}
+    for name in TopologicalSorter(core).static_order():
+        found[name] = 1 + max((found[one] for one in core[name]), default=0)
+    return {name.removeprefix(CORE): floor for name, floor in found.items()}
+
+
+def test_the_core_is_listed_by_floor() -> None:
+    """Its docstring names each module with its floor, from the ground up."""
+    about = ast.get_docstring(ast.parse((SRC / "weft" / "core" / "__init__.py").read_text())) or ""
+    listed = re.findall(r"^    (\d+)  (\w+) ", about, re.MULTILINE)
+    assert [int(floor) for floor, _ in listed] == sorted(int(floor) for floor, _ in listed)
+    assert {name: int(floor) for floor, name in listed} == floors(imports(modules()))
 
 
 TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {} import x\n"

@@ -27,18 +27,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from weft.core import states
-from weft.core.partition import Partition
-from weft.core.work import Call, LaneKey
+from weft.core.work import Call
 
 if TYPE_CHECKING:
     from weft.core.endings import Endings
     from weft.core.engine_state import EngineState
     from weft.core.events import Ended
+    from weft.core.partition import Partition
     from weft.core.scheduling import Handler
-    from weft.core.work import Work
+    from weft.core.work import LaneKey, Work
 
 _ALWAYS = float("inf")
-Lane = tuple[Partition, LaneKey]
+Lane = tuple["Partition", "LaneKey"]
 
 
 @dataclass(slots=True, eq=False)
