@@ -173,6 +173,9 @@ class CommitState:
             self.claims = [work for work in self.claims if work not in gone]
 
 
+# -- what one commit contains ----------------------------------------------------------------------
+
+
 class Plans:
     """Builds commit plans."""
 
@@ -262,6 +265,9 @@ class Plans:
             partition.commit.at = self._state.now + self._state.limits.commit_retry_s
             return None
         return best
+
+
+# -- when, and the answers -------------------------------------------------------------------------
 
 
 class Commits:

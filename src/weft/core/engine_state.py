@@ -234,6 +234,9 @@ class EngineState:
         self.counts[name] += times
 
 
+# -- epochs ----------------------------------------------------------------------------------------
+
+
 class Epochs:
     """Opens and closes partition epochs."""
 

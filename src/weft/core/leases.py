@@ -97,6 +97,8 @@ class Bucket:
         self.tokens -= more
 
 
+# -- a member borrows ------------------------------------------------------------------------------
+
 #: how long a lease is valid without a new answer
 VALID_S = 2.0
 #: interval of the reports of a member that uses a budget
@@ -295,6 +297,8 @@ class BudgetLease(Bucket):
         self._asked.append((report.number, now))
         return report
 
+
+# -- the driver lends ------------------------------------------------------------------------------
 
 #: the part of the rate that is lent at a time, to all members together
 LEASE_S = 0.5

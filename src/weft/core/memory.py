@@ -330,6 +330,8 @@ class Returns:
         return False  # otherwise it was parked or held again: requested when it is released
 
 
+# -- what commits remember -------------------------------------------------------------------------
+
 #: More never fit into the 4,096 characters of a commit: an entry takes at least three bytes.
 ENTRIES_MAX = 1_024
 GONE = (states.DONE, states.SUPERSEDED)

@@ -238,6 +238,8 @@ class Offsets:
         return offsets
 
 
+# -- which may start -------------------------------------------------------------------------------
+
 PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
 LOOK_EVERY = 1_024  # done records between two checks whether counting is still needed
 BYTES_PER_RUN = 8  # 32 bits for what is not done, 32 for what is done behind it

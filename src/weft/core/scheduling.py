@@ -366,6 +366,8 @@ class Slots:
         return now - max(self.overdue.values()) >= 10 * self.timeout_s
 
 
+# -- the fetch -------------------------------------------------------------------------------------
+
 KEPT_SHARE = 0.5  # of a budget: divided equally, reserved for each partition
 RESUME_SHARE = 0.5  # a resume fetches again what the pause discarded: not before half is free
 BLOCKED_RESUME_SHARE = 0.75
@@ -477,6 +479,9 @@ class Flow:
     def forget(self, partition: Partition) -> None:
         """The epoch ended."""
         self.paused.pop(partition, None)
+
+
+# -- pauses ----------------------------------------------------------------------------------------
 
 
 class Pauses:

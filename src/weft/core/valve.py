@@ -123,6 +123,8 @@ def unpark_with_lane(work: Work) -> None:
         work.failure = None
 
 
+# -- taking and sending ----------------------------------------------------------------------------
+
 LOOK_S = 0.1  # interval of checks of parked records
 AGAIN_S = 1.0  # delay before a lane is tried again that could not be taken at its time
 REFUSED_S = 30.0  # pause after a refused letter
