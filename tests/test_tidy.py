@@ -104,7 +104,7 @@ PURE = {
 #: Libraries with one home: who imports them, as prefixes of paths under src/weft.
 HOMES = {
     "confluent_kafka": ("kafka/", "testing/", "broker/", "spark/source/", "spark/sink/"),
-    "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py"),
+    "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py", "kafka/clib_rows.py"),
     "pyspark": ("spark/",),
     "zstandard": ("codec/zstd.py",),
 }

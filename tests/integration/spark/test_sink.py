@@ -83,10 +83,7 @@ def test_the_option_wins_over_the_column_and_many_rows_arrive(spark, kafka_broke
 def test_more_rows_than_the_queue_holds_wait_for_room(spark, kafka_broker, topic, write):
     """A full queue slows the task down; nothing is dropped."""
     name = topic()
-    write(
-        numbers(spark, 5_000), topic=name, kafka__queue__buffering__max__messages=100,
-        kafka__linger__ms=0,
-    )  # fmt: skip
+    write(numbers(spark, 5_000), topic=name, kafka__queue__buffering__max__messages=100)
     assert len(values(kafka_broker, name)) == 5_000
 
 

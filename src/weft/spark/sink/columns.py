@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType
 
 from weft.errors import ConfigError
+from weft.kafka.clib_rows import rows_in
+from weft.spark.sink.options import SinkOptions
 
 #: Column -> its allowed types; other columns are ignored, as in Spark's connector.
 TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
@@ -42,6 +44,15 @@ class Rows(NamedTuple):
         partitions = self.partitions or [ANY_PARTITION] * count
         no_call, now = [None] * count, [0] * count
         return zip(*start, partitions, no_call, no_call, now, self.headers, strict=True)
+
+
+class Packed(NamedTuple):
+    """Rows of keys and values for one topic, as librdkafka takes many at a time."""
+
+    topic: str
+    #: an array of `clib_rows.Row`, and the columns to whose memory it points
+    rows: Any
+    columns: Mapping[str, pa.Array]
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -86,7 +97,7 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Rows:
     if "partition" in names:
         column = pc.fill_null(batch.column("partition"), ANY_PARTITION)
         partitions = column.to_pylist()
-        if pc.min(column).as_py() < ANY_PARTITION:
+        if count and pc.min(column).as_py() < ANY_PARTITION:
             raise ConfigError("a row's partition is below 0: null lets the key decide")
     headers = None
     if "headers" in names and (given := batch.column("headers")).null_count < len(given):
@@ -102,7 +113,20 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Rows:
     return Rows(topics, _bytes(batch.column("value")), keys, partitions, headers)
 
 
+def packed_of(batch: pa.RecordBatch, options: SinkOptions) -> Packed | None:
+    """The keys and values of a batch; None if each row needs a call."""
+    names = set(batch.schema.names)
+    if options.topic is None or not options.packs or names & {"partition", "headers"}:
+        return None
+    columns = {name: _binary(batch.column(name)) for name in names & {"key", "value"}}
+    return Packed(options.topic, rows_in(columns, batch.num_rows), columns)
+
+
 def _bytes(column: pa.Array) -> list[bytes | None]:
+    return list(_binary(column).to_pylist())
+
+
+def _binary(column: pa.Array) -> pa.Array:
     if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         column = column.cast(pa.binary())
-    return list(column.to_pylist())
+    return column

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Producer
 
 from weft.errors import ConfigError
+from weft.kafka import clib
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.bounds import shown, topic_name
 from weft.spark.source.cluster import CONNECTING, accepted
@@ -29,6 +30,7 @@ REFUSED = {
     "value.serializer": "values are binary: cast the column value",
     "key.serializer": "keys are binary: cast the column key",
 }
+LINGERING = frozenset({"linger.ms", "queue.buffering.max.ms"})
 #: Used unless the user set them. Java's partitioner, so that a key goes where Spark's own
 #: connector and every Java producer send it. A row that lingers long is in no cache any more when
 #: it is sent: 5 ms, librdkafka's own default too, costs a tenth less than 50.
@@ -50,6 +52,16 @@ class SinkOptions:
     topic: str | None = None
     transactional: bool = False
     id_prefix: str = ID_PREFIX
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows may be queued many at a time.
+
+        Then nothing ends the user's lingering early, and no callback for tokens is called.
+        """
+        mechanism = self.kafka.get("sasl.mechanisms", self.kafka.get("sasl.mechanism", ""))
+        with_tokens = mechanism.strip().upper() == "OAUTHBEARER"
+        return clib.available() and not with_tokens and LINGERING.isdisjoint(self.kafka)
 
     def producer_config(self) -> dict[str, object]:
         """The configuration of a producer: the user's properties over the defaults."""

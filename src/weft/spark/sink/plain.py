@@ -11,8 +11,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.errors import ConfigError
-from weft.kafka.clientlog import with_client_log
-from weft.spark.sink.columns import Rows, rows_of
+from weft.kafka.clib_rows import QUEUE_FULL, produce_rows, serve
+from weft.kafka.clientlog import ClientLog, with_client_log
+from weft.spark.sink.columns import Packed, Rows, packed_of, rows_of
 from weft.spark.sink.options import SinkOptions
 from weft.spark.sink.protocol import SinkError
 from weft.spark.source.cluster import (
@@ -41,6 +42,9 @@ class Sending:
         self._servers = options.kafka["bootstrap.servers"]
         self._first_error = ""
         self._last_error = ""
+        #: rows are queued many at a time: their reports come as events, for `serve`
+        self._packed = False
+        self._topic = ""
         #: no row can be written with it any more
         self.broken = False
         config = {
@@ -49,10 +53,31 @@ class Sending:
             "on_delivery": self._on_delivery,
             "error_cb": self._on_error,
         }
-        self.producer: Producer = accepted(Producer, with_client_log(config), options.kafka)
+        self._log = ClientLog(config)
+        config["logger"] = self._log
+        self.producer: Producer = accepted(Producer, config, options.kafka)
 
-    def send(self, rows: Rows) -> None:
+    def send(self, rows: Rows | Packed) -> None:
         """Queue the rows of a batch; waits while the queue is full."""
+        if self._packed is not isinstance(rows, Packed):
+            self.flush()  # while these are reported the same way
+            self._packed = not self._packed
+        if isinstance(rows, Packed):
+            self._topic = rows.topic
+            self._send_packed(rows.topic, rows.rows)
+        else:
+            self._send_each(rows)
+
+    def _send_packed(self, topic: str, left: Any) -> None:
+        while len(left):
+            sent, error = produce_rows(self.producer, topic, left[:POLL_EVERY_ROWS])
+            if error not in (0, QUEUE_FULL):
+                raise self._failed(f"topic {topic}: {KafkaError(error).str()}")
+            left = left[sent:]
+            self.serve(ROOM_WAIT_S if error else 0)
+            self.check()
+
+    def _send_each(self, rows: Rows) -> None:
         calls, produce = rows.calls(), self.producer.produce
         for _ in range(0, len(rows.topics), POLL_EVERY_ROWS):
             for call in islice(calls, POLL_EVERY_ROWS):
@@ -62,14 +87,23 @@ class Sending:
                     self._make_room(call)
                 except (KafkaException, TypeError, ValueError) as error:
                     raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
-            self.producer.poll(0)
+            self.serve()
             self.check()
 
     def flush(self) -> None:
         """Wait until every row is acknowledged, or has failed for good."""
-        while self.producer.flush(FLUSH_LOOK_S):
+        while len(self.producer) if self._packed else self.producer.flush(FLUSH_LOOK_S):
+            if self._packed:
+                self.serve(FLUSH_LOOK_S)
             self.check()
         self.check()
+
+    def serve(self, wait_s: float = 0) -> None:
+        """Handle reports and errors; waits for the first."""
+        if self._packed:
+            serve(self.producer, wait_s, self._undelivered, self._on_error, self._log)
+        else:
+            self.producer.poll(wait_s)
 
     def check(self) -> None:
         """Raise SinkError if a row was not delivered."""
@@ -91,8 +125,13 @@ class Sending:
             return
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and not self._first_error:
-            self._first_error = f"topic {message.topic()}: {error.str()}"
+        if error is not None:
+            self._topic = message.topic() or ""
+            self._undelivered(error)
+
+    def _undelivered(self, error: KafkaError) -> None:
+        if not self._first_error:
+            self._first_error = f"topic {self._topic}: {error.str()}"
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error = error.str()
@@ -118,7 +157,7 @@ class Kept:
         """The kept one if its properties match, else a new one; it is not kept meanwhile."""
         sending, self._sending = self._sending, None
         if sending is not None and options.kafka == self._kafka:
-            sending.producer.poll(0)  # serves its events since the last batch
+            sending.serve()  # its events since the last batch
             if not sending.broken:
                 return sending
         return Sending(options)
@@ -136,7 +175,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> int:
     sending, count = KEPT.take(options), 0
     try:
         for batch in batches:
-            sending.send(rows_of(batch, options.topic))
+            sending.send(packed_of(batch, options) or rows_of(batch, options.topic))
             count += batch.num_rows
         sending.flush()
     except BaseException:

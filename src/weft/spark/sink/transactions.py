@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, compress
-from operator import not_
+from itertools import chain
 from random import uniform
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
@@ -33,7 +34,7 @@ from confluent_kafka.admin import AdminClient
 
 from weft.kafka.admin import answers, list_offsets
 from weft.spark.sink import protocol as p
-from weft.spark.sink.columns import Rows, rows_of
+from weft.spark.sink.columns import Packed, Rows, packed_of, rows_of
 from weft.spark.sink.options import SinkOptions
 from weft.spark.sink.plain import TOPIC_WAIT_S, Sending, until
 from weft.spark.sink.protocol import Place, SinkError
@@ -71,34 +72,49 @@ T = TypeVar("T")
 class Chunk:
     """The rows of an Arrow batch, for the protocol."""
 
-    def __init__(self, rows: Rows, sums: p.Sums) -> None:
-        self.rows = rows
-        self.sums = sums
+    def __init__(self, batch: pa.RecordBatch, options: SinkOptions) -> None:
+        self._batch, self._options = batch, options
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Their columns."""
+        return rows_of(self._batch, self._options.topic)
 
     @property
     def topics(self) -> set[str]:
         """Their topics."""
         return set(self.rows.topics)
 
+    @cached_property
+    def sums(self) -> p.Sums:
+        """Their sums."""
+        values = _without_none(self.rows.values, self._batch.column("value").null_count)
+        if "key" not in self._batch.schema.names:
+            whole = sum(map(zlib.crc32, values))
+            return p.Sums(len(values), whole, whole)
+        given = _without_none(self.rows.keys, self._batch.column("key").null_count)
+        keys = list(map(zlib.crc32, given))
+        return p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
+
+    def sendable(self) -> Packed | Rows:
+        """As they are sent fastest."""
+        return packed_of(self._batch, self._options) or self.rows
+
     def digests(self) -> list[int]:
         """One per row; a partition counts if the row chose it."""
-        topics, values, keys, partitions, headers = self.rows
-        count = len(topics)
-        return [
-            digest(*row)
-            for row in zip(
-                topics, values, keys, partitions or [-1] * count, headers or [None] * count,
-                strict=True,
-            )
-        ]  # fmt: skip
+        return digests_of(self.rows)
 
     def without(self, known: Sequence[bool]) -> Chunk:
         """The rows that are not known."""
-        if not any(known):
-            return self
-        left = list(map(not_, known))
-        columns = [None if c is None else list(compress(c, left)) for c in self.rows]
-        return Chunk(Rows(*columns), p.Sums(sum(left)))  # type: ignore[arg-type]  # columns in order
+        return Chunk(self._batch.filter(pc.invert(pa.array(known))), self._options)
+
+
+def digests_of(rows: Rows) -> list[int]:
+    """A digest of each row."""
+    none = [None] * len(rows.topics)
+    partitions, headers = rows.partitions or [-1] * len(none), rows.headers or none
+    columns = rows.topics, rows.values, rows.keys, partitions, headers
+    return list(map(digest, *columns))
 
 
 def digest(topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Any) -> int:
@@ -108,23 +124,6 @@ def digest(topic: str, value: bytes | None, key: bytes | None, partition: int, h
         parts += [name.encode(), content]
     text = b"".join([b"-" if part is None else b"%d:%b" % (len(part), part) for part in parts])
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
-
-
-def chunks_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[Chunk]:
-    """The rows with their sums."""
-    for batch in batches:
-        if batch.num_rows:
-            rows = rows_of(batch, topic)
-            values = _without_none(rows.values, batch.column("value").null_count)
-            if "key" in batch.schema.names:
-                keys = list(
-                    map(zlib.crc32, _without_none(rows.keys, batch.column("key").null_count))
-                )
-                sums = p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
-            else:
-                whole = sum(map(zlib.crc32, values))
-                sums = p.Sums(len(values), whole, whole)
-            yield Chunk(rows, sums)
 
 
 def _without_none(column: list[bytes | None], nulls: int) -> list[bytes]:
@@ -138,7 +137,7 @@ def write_transaction(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, query: str, task: p.Task
 ) -> p.Written:
     """Write the rows of one task that are not in Kafka yet, in one transaction."""
-    chunks = chunks_of(batches, options.topic)
+    chunks = (Chunk(batch, options) for batch in batches if batch.num_rows)
     with clients(options, query, task) as client:
         written: p.Written = client.run(p.write_steps(task, chunks))
     if written.new < written.rows:
@@ -228,7 +227,7 @@ class Client:
                 if not self._has_begun:
                     self._sending.producer.begin_transaction()
                     self._has_begun = True
-                self._sending.send(chunk.rows)
+                self._sending.send(chunk.sendable())
             case p.Commit(own):
                 assert self._sending is not None, "opened first"
                 text = f"{own.era} {own.wrote} {own.sums.rows} {own.sums.keys} {own.sums.whole};"

@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, TopicPartition
 from weft.spark.sink import plain
 from weft.spark.sink.columns import Rows
 from weft.spark.sink.options import sink_options
-from weft.spark.sink.protocol import Own, Shared, SinkError, Sums
-from weft.spark.sink.transactions import Chunk, marks_of, own_of, shared_of
+from weft.spark.sink.protocol import Own, Shared, SinkError
+from weft.spark.sink.transactions import digests_of, marks_of, own_of, shared_of
 
 
 def test_the_shared_marker_is_read_as_it_was_written():
@@ -64,8 +64,7 @@ def test_rows_that_differ_in_anything_are_reported_apart(other):
 
 def _digests(row):
     topic, value, key, partition, headers = row
-    rows = Rows([topic], [value], [key], [partition], [headers])
-    return Chunk(rows, Sums(1)).digests()
+    return digests_of(Rows([topic], [value], [key], [partition], [headers]))
 
 
 class Metadata:
