@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 
+#: pause after a connection could not be accepted
+_REFUSED_S = 0.1
+
 
 class Unauthenticated:
     """Unauthenticated connections: few in total, and fewer from one address.
@@ -84,13 +87,13 @@ class Server:
         self._unauthenticated = Unauthenticated()
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
-        self._closed = False
+        self._over = threading.Event()
         guard.thread("weft-fleet", self._accept).start()
 
     def close(self) -> None:
         """Close all connections and stop listening."""
         with self._lock:
-            self._closed = True
+            self._over.set()
         with suppress(OSError):  # not every platform wakes accept() like this
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -100,11 +103,14 @@ class Server:
             wire.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._over.is_set():
             try:
                 peer, address = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                # Unless it was closed: too many open files, or the client is gone. Both pass.
+                _log.debug("control channel: cannot accept now: %s", error)
+                self._over.wait(_REFUSED_S)
+                continue
             wire = Wire(peer)
             if not self._unauthenticated.enter(wire, str(address[0])):
                 wire.close()  # members connect again
@@ -114,15 +120,15 @@ class Server:
     def _serve(self, wire: Wire) -> None:
         with self._lock:
             self._wires.add(wire)
-            closed = self._closed
+            over = self._over.is_set()
         try:
-            if closed:
+            if over:
                 return
             try:
                 hello = admit(wire, self._secret, self._run)
             except Exception as error:
                 # Any client may connect and send anything: its errors must not get out.
-                if not self._closed:
+                if not self._over.is_set():
                     _log.debug("control channel: %s: %s", type(error).__name__, error)
                 return
             finally:
@@ -136,7 +142,7 @@ class Server:
             finally:
                 self._audience.left(index, wire)
         except WireError as error:
-            if not self._closed:
+            if not self._over.is_set():
                 _log.debug("control channel: %s", error)
         except Exception as error:
             _log.warning("control channel: %s: %s", type(error).__name__, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -152,3 +153,28 @@ def test_a_place_is_given_back(monkeypatch) -> None:
         strangers.enter(wire, "a")
     strangers.leave(wires[3])
     assert strangers.enter(FakeWire(), "a")
+
+
+def test_a_failed_accept_does_not_end_the_channel(server, crowd, monkeypatch) -> None:
+    """Too many open files, once: no member could connect again until the end of the run."""
+    accept, failed = server._listener.accept, threading.Event()
+
+    class Listener:
+        """The server's, with one failure."""
+
+        def accept(self) -> Any:
+            if not failed.is_set():
+                failed.set()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    listener = server._listener
+    monkeypatch.setattr(server, "_listener", Listener())
+    for _ in range(2):  # the first is taken by the accept() that runs already
+        wire = Wire(dial(server))
+        assert introduce(wire, SECRET, "0.0", {})["type"] == "welcome"
+        wire.close()
+    assert failed.is_set()
