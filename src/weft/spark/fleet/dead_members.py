@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weft import guard
 from weft.errors import WeftError
@@ -142,10 +141,13 @@ class DeadMembers:
                 now = time.monotonic()
                 self._since = {name: self._since.get(name, now) for name in dead}
                 due = [name for name, since in self._since.items() if now - since >= GRACE_S]
-                if due:
-                    self.push_out(due, PUSHES_MAX)
+                left = self.push_out(due, PUSHES_MAX) if due else []
+                if gone := sorted({*due} - {*left}):
                     what = "pushed out what an earlier run left in the group"
-                    event("warning", what, members=",".join(sorted(due)))
+                    event("warning", what, members=",".join(gone))
+                if left:
+                    what = "what an earlier run left is still in the group"
+                    event("warning", what, members=",".join(sorted(left)))
             if self._over.wait(_LOOK_EVERY_S):
                 return
 
@@ -193,8 +195,7 @@ class _NoCallbacks:
     def on_revoked(self, _partitions: Sequence[TopicPartition]) -> None:
         """Nothing to finish."""
 
-    def on_lost(self, _partitions: Sequence[TopicPartition]) -> None:
-        """Nothing to drop."""
+    on_lost = on_revoked
 
 
 def driver_is_dead(member: StaticMember) -> bool:
@@ -219,5 +220,5 @@ def driver_is_dead(member: StaticMember) -> bool:
         return False
     finally:
         wire.close()
-    run: Any = None if challenge is None else challenge.get("run")
+    run = None if challenge is None else challenge.get("run")
     return isinstance(run, str) and run != place.run

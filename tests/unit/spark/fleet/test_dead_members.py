@@ -198,3 +198,27 @@ def test_a_failed_push_is_logged_once(cluster, dead, caplog) -> None:
     cluster.joins = errors("GROUP_AUTHORIZATION_FAILED", 5)
     dead().push_out([NAME])
     assert caplog.text.count("push-out failed") == 1
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0, "pushed out what"), (99, "is still in the group")])
+def test_the_log_has_what_became_of_an_earlier_runs_members(
+    cluster, dead, caplog, monkeypatch, lost, said
+) -> None:
+    """One that is still in the group after ten attempts was logged as pushed out."""
+    monkeypatch.setattr(dead_members, "GRACE_S", 0.0)
+    monkeypatch.setattr(dead_members, "run_of", lambda _name, _group: "an earlier run")
+    monkeypatch.setattr(dead_members, "driver_is_dead", lambda _member: True)
+    cluster.lost = lost
+    looking = dead()
+    pushed = looking.push_out
+
+    def push_out(names: Sequence[str], pushes_max: int | None = None) -> list[str]:
+        left = pushed(names, pushes_max)
+        looking.close()  # one look is enough
+        return left
+
+    monkeypatch.setattr(looking, "push_out", push_out)
+    looking._look()
+    lines = [one.getMessage() for one in caplog.records if NAME in one.getMessage()]
+    assert len(lines) == 1
+    assert said in lines[0]
