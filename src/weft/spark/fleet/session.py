@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -417,9 +418,10 @@ class MemberJobs:
         self._session.cancel(self._group)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of each job, up to the time-out."""
+        """Wait for the end of all jobs, up to the time-out."""
+        until = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, first: MemberTask) -> None:
         task: MemberTask | None = first

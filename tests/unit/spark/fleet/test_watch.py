@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from weft.errors import FatalError
+from weft.spark.fleet import session
 from weft.spark.fleet.ending import Ending
 from weft.spark.fleet.run import FleetRun
+from weft.spark.fleet.session import MemberJobs
 
 pytestmark = pytest.mark.threads_may_die
 
@@ -60,3 +62,17 @@ def test_a_member_that_ends_while_others_start(up: bool, monkeypatch: pytest.Mon
     with nullcontext() if up else pytest.raises(FatalError, match="member 0: stopped"):
         run._await_members()
     assert run._ending.fatal == (1, "member 0: stopped", None)
+
+
+def test_jobs_that_hang_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred members of a Spark that does not answer took a hundred times the time-out."""
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(waits))
+    monkeypatch.setattr(session, "time", clock, raising=False)
+    thread = SimpleNamespace(start=lambda: None, join=waits.append)
+    spark: Any = SimpleNamespace(thread=lambda _target, _name: thread)
+    jobs = MemberJobs(spark, "group", lambda _: "", lambda _task, _error: None)
+    tasks: Any = [SimpleNamespace(index=index) for index in range(100)]
+    jobs.submit(tasks)
+    jobs.join(10.0)
+    assert sum(waits) == 10.0
