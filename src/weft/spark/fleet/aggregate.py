@@ -133,12 +133,12 @@ def _handlers(shots: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     samples: dict[str, list[float]] = {}
     for one in shots:
         for name, row in one["shot"]["handlers"].items():
-            total_of = name in rows
-            total = rows.setdefault(name, {**row, **dict.fromkeys(_SUMMED, 0)})
+            empty = {**row, **dict.fromkeys(_SUMMED, 0), **dict.fromkeys(_BUCKETS)}
+            total = rows.setdefault(name, empty)
             for field in _SUMMED:
                 total[field] += row.get(field, 0)
             for field in _BUCKETS:
-                total[field] = summed(total.get(field) if total_of else None, row.get(field))
+                total[field] = summed(total[field], row.get(field))
             samples.setdefault(name, []).extend(one["latencies"].get(name, ()))
     for name, row in rows.items():
         row["rate_per_s"] = round(row["rate_per_s"], 1)
@@ -152,7 +152,5 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
         return {"p50": None, "p99": None}
     ordered = sorted(seconds)
     last = len(ordered) - 1
-    return {
-        "p50": round(ordered[last // 2] * 1e3, 3),
-        "p99": round(ordered[round(last * 0.99)] * 1e3, 3),
-    }
+    p50, p99 = ordered[last // 2], ordered[round(last * 0.99)]
+    return {"p50": round(p50 * 1e3, 3), "p99": round(p99 * 1e3, 3)}

@@ -12,10 +12,6 @@ from weft.runtime.run.drain import Reachable
 from weft.spark.fleet.roster import Roster
 from weft.types import ErrorInfo, RunReport, TopicPartition
 
-# -- drained ---------------------------------------------------------------------------------------
-# `until="drained"` of a fleet: decided on the driver, for the whole group.
-
-
 _log = logging.getLogger("weft")
 
 _ANSWER_S = 10.0
@@ -27,7 +23,7 @@ _LOOK_S = 0.05
 
 
 class GroupDrain:
-    """The ends at the start of the run, and which of them the group has not reached.
+    """`until="drained"`: the ends at the start of the run that the group has not reached.
 
     A partition is finished when the group has committed its end, or when the member that owns it
     reports that: parked records are never committed.
@@ -98,10 +94,10 @@ class Ending:
 
     def break_off(self, code: int, reason: str, error: list[str] | None = None) -> bool:
         """End for this reason; False if there was one before."""
-        first = self.fatal is None
-        if first:
-            self.fatal = (code, reason, error)
-        return first
+        if self.fatal is not None:
+            return False
+        self.fatal = (code, reason, error)
+        return True
 
     def note_drained(self, parked: int) -> None:
         """Everything present at the start is finished, except for parked records."""
@@ -127,7 +123,7 @@ class Ending:
             return self.fatal[0], self.fatal[1]
         if self.drained and self._parked:
             return 3, "drained, but parked records remain"
-        return (0, "drained") if self.drained else (0, "stopped")
+        return 0, "drained" if self.drained else "stopped"
 
     def report(self, roster: Roster, signalled: int | None, seconds: float) -> RunReport:
         """The run's report, with the counts of all members, also of killed ones."""

@@ -92,7 +92,6 @@ class MemberRun(Run):
         self,
         app: Hosted,
         *,
-        stream: ResultStream | None,
         instance_id: str | None,
         checked: bool,
         table: TableLine | None,
@@ -111,7 +110,7 @@ class MemberRun(Run):
         self._checked = checked
         self._table = table
         self._borrowing = borrowing
-        super().__init__(app, until=None, stream=stream)
+        super().__init__(app, until=None, stream=None)
         self._outside.muted = True  # the driver serves all members
         self._shares = Lent(self._routes, self._plans, borrowing)
 
@@ -119,10 +118,7 @@ class MemberRun(Run):
         connection = super()._connect()
         if self._table is None:
             return connection
-        from weft.spark.table.transactions import (
-            TableConnection,  # needs PyArrow
-            TableTransactor,
-        )
+        from weft.spark.table.transactions import TableConnection, TableTransactor  # need PyArrow
 
         assert isinstance(connection, RealConnection)
         self.transactor = TableTransactor
@@ -234,18 +230,18 @@ class Host:
             self._table = line.TableLine(task.table, link.send, link.gone)
         self._app = app
         client = client_id(task.run, task.index, task.host, task.port)
-        kafka = member_kafka(app.options.kafka, client)
         # Callbacks report to the driver, which calls the user's.
         known: dict[str, Any] = {
             name: partial(self._report, name) for name in REPORTED if name in welcome["callbacks"]
         }
+        kafka = member_kafka(app.options.kafka, client)
         app.adopt(None, replace(app.options, kafka=kafka, **known))
         mine = static_id(task.name, task.index, int(welcome["suffix"]))
         self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
         #: held while lasting orders change, and while a run that obeys them is created
         self._ordering = threading.Lock()
-        #: the run that obeys them: the next one, from before its start
+        #: the run that obeys them: the next one, from before its start, when `_run` is the last one
         self._ordered: MemberRun | None = None
         self._paused: set[str | None] = set(welcome["paused"])
         self._results_wanted = bool(welcome["results"])
@@ -262,11 +258,8 @@ class Host:
         self._alive_at = 0.0
         #: nothing has changed since that report
         self._idle = False
-        self._borrowing = Borrowing(
-            link.send,
-            link.deliver,
-            needed=any(one.budget is not None for one in app.handlers),
-        )
+        needed = any(one.budget is not None for one in app.handlers)
+        self._borrowing = Borrowing(link.send, link.deliver, needed=needed)
         self._borrowing.wake = self._woken.set
         self._log = _ToDriver(link)
         by_value(dumps)  # worker processes cannot import the app either
@@ -301,10 +294,9 @@ class Host:
         while True:
             try:
                 report = self._live()
+                assert self._run is not None
                 reason = report.reason
-                may_restart = self._run is None or self._run.may_restart
-                if self._stop_mode is not None or not may_restart:
-                    assert self._run is not None
+                if self._stop_mode is not None or not self._run.may_restart:
                     self._report_progress(self._run)
                     code, error = report.exit_code, report.error and list(report.error)
                     why = self._why if code == 0 else "failed"
@@ -339,7 +331,6 @@ class Host:
 
         run = MemberRun(
             self._app,
-            stream=None,
             instance_id=self._instance_id,
             checked=bool(self._welcome["again"]),
             table=self._table,

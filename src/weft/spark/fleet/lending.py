@@ -154,7 +154,7 @@ class Lending:
         with self._lock:
             life = self._lives.get(name)
             if life is None and slot.incarnation is not None:
-                pid = slot.incarnation[1]
+                pid = slot.incarnation.pid
                 life = self._lives[name] = _Life(slot.index, pid, slot.kernel, wire)
             if life is None:
                 return

@@ -34,7 +34,7 @@ class Link:
         self._address, self._secret, self._place = address, secret, place
         self._facts: Mapping[str, Any] = {}
         self._wire: Wire | None = None
-        self._closed = False
+        self._listening = self._closed = False
         self._delivering = threading.Lock()
         self._kept: deque[Mapping[str, Any]] = deque()
         #: of these, reports to callbacks; and how many were dropped since the break
@@ -99,8 +99,6 @@ class Link:
             wire.close()
 
     # -- inside ------------------------------------------------------------------------------------
-
-    _listening = False
 
     def _listen(self, on_message: Callable[[Message], None]) -> None:
         try:

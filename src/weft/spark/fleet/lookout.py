@@ -1,10 +1,24 @@
-"""The driver's checks while a fleet runs: members that are away, executors that go."""
+"""The driver's checks while a fleet runs: dead and silent members, and executors that go.
+
+A classic group ends a rebalance when every member has joined again, or when a silent one's session
+has ended. A dead member is waited for in this way: its own partitions, and those that move between
+living members, wait too. So the driver removes it, once it is proved to be dead: its connection has
+ended without a goodbye, and either its process is gone, as seen by the driver or a member under the
+same kernel, or Spark has given its executor up, and an orphan has had the time to leave by itself.
+One that has sent a goodbye is checked, too: if a dead member delayed the rebalance in which it
+left, its own leave request may have been lost behind its join. Removal is repeated until the group
+no longer lists it: brokers that do not answer now, or a slow rebalance, do not end it. Without
+proof the session decides: a living member would be fenced in the middle of its work.
+
+Usually Spark restarts a member within a second. The successor joins under another id, and a former
+holder that the group still lists is then removed without further proof: the same id would fence it,
+too.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 from weft import guard
 from weft.errors import WeftError
@@ -16,24 +30,6 @@ from weft.spark.fleet.membership import has_ended, kernel
 from weft.spark.fleet.roster import Roster
 from weft.spark.fleet.session import FleetSession
 from weft.spark.fleet.slots import Slot
-
-# -- lost ------------------------------------------------------------------------------------------
-# Members that die while their fleet runs are removed from the group, so that no one waits for them.
-#
-# A classic group ends a rebalance when every member has joined again, or when a silent one's
-# session has ended. A dead member is waited for in this way: its own partitions, and those that
-# move between living members, wait too. So the driver removes it, once it is proved to be dead: its
-# connection has ended without a goodbye, and - its process is gone, as seen by the driver or a
-# member under the same kernel; or - Spark has given its executor up, and an orphan has had the time
-# to leave by itself. One that has sent a goodbye is checked, too: if a dead member delayed the
-# rebalance in which it left, its own leave request may have been lost behind its join. Removal is
-# repeated until the group no longer lists it: brokers that do not answer now, or a slow rebalance,
-# do not end it. Without proof the session decides: a living member would be fenced in the middle of
-# its work.
-#
-# Usually Spark restarts a member within a second. The successor joins under another id, and a
-# former holder that the group still lists is then removed without further proof: the same id would
-# fence it, too.
 
 _log = logging.getLogger("weft")
 
@@ -109,7 +105,7 @@ class Lost:
             return "it has sent a goodbye, and its group has not received its leave request"
         while self._waits(slot, since):
             life = slot.incarnation
-            if life and process_has_ended(self._roster, slot.kernel, life[1]):
+            if life and process_has_ended(self._roster, slot.kernel, life.pid):
                 return "its process is gone"
             executor = slot.executor
             given_up = executor is not None and self._session.removed(executor)
@@ -150,41 +146,8 @@ class Lost:
             self._roster.changed.wait_for(lambda: not self._waits(slot, since), seconds)
 
 
-class AwayWatch:
-    """Log each member that stays away: its partitions may be blocked."""
-
-    def __init__(self, slots: Sequence[Slot], session_ms: int | None) -> None:
-        """`session_ms`: how long the group waits for a silent member; None: the broker decides."""
-        self._slots, self._session_ms = slots, session_ms
-        #: member -> since when it was away when it was logged
-        self._logged: dict[int, float] = {}
-
-    def look(self) -> None:
-        """Log members that have been away for long."""
-        now = time.monotonic()
-        for slot in self._slots:
-            since = slot.silent_from(now)
-            if since is None or slot.ended or now - since < AWAY_S:
-                continue
-            if self._logged.get(slot.index) == since:
-                continue
-            self._logged[slot.index] = since
-            session = "the broker's session time-out"
-            if self._session_ms is not None:
-                session = f"the session time-out of {self._session_ms / 1000:g} s"
-            # A member that has left, or was removed, is not in the group any more.
-            whose = f"Its partitions go to the others after {session}"
-            if slot.leaving or slot.vacant:
-                whose = "The others have its partitions"
-            why = "Spark has not started its task again: is a slot free?"
-            if slot.wire is not None:
-                why = "It is connected and does not report: is it suspended, or its network cut?"
-            seconds, reason = round(now - since, 1), f"{why} {whose}"
-            event("warning", "member is away", member=slot.index, seconds=seconds, reason=reason)
-
-
 class Lookout:
-    """Runs these checks for the run."""
+    """All checks, for the run."""
 
     def __init__(
         self,
@@ -193,18 +156,28 @@ class Lookout:
         session_ms: int | None,
         dead: DeadMembers | None = None,
     ) -> None:
-        """`session_ms`: see AwayWatch. `dead` removes dead members; None without static ids."""
-        self._roster, self._session = roster, session
+        """`session_ms`: how long the group waits for a silent member; None: the broker decides.
+
+        `dead` removes dead members; None without static ids.
+        """
+        self._roster, self._session, self._session_ms = roster, session, session_ms
         self._lost = None if dead is None else Lost(roster, session, dead)
-        self._away = AwayWatch(roster.slots, session_ms)
+        #: member -> since when it was away when it was logged
+        self._logged: dict[int, float] = {}
         self._moved_at = 0.0
 
     def look(self) -> None:
         """Called often, until a stop is requested."""
-        self._away.look()
+        now = time.monotonic()
+        for slot in self._roster.slots:
+            since = slot.silent_from(now)
+            if since is None or slot.ended or now - since < AWAY_S:
+                continue
+            if self._logged.get(slot.index) != since:
+                self._logged[slot.index] = since
+                self._log_away(slot, round(now - since, 1))
         if self._lost is not None:
             self._lost.look()
-        now = time.monotonic()
         if now - self._moved_at > _MOVE_LOOK_S:
             self._moved_at = now
             # Members on executors that are being decommissioned move first.
@@ -212,3 +185,17 @@ class Lookout:
             going = self._session.going(theirs) if theirs else []
             if going:
                 self._roster.move(going)
+
+    def _log_away(self, slot: Slot, seconds: float) -> None:
+        """Its partitions may be blocked."""
+        session = "the broker's session time-out"
+        if self._session_ms is not None:
+            session = f"the session time-out of {self._session_ms / 1000:g} s"
+        whose = f"Its partitions go to the others after {session}"
+        if slot.leaving or slot.vacant:  # it is not in the group any more
+            whose = "The others have its partitions"
+        why = "Spark has not started its task again: is a slot free?"
+        if slot.wire is not None:
+            why = "It is connected and does not report: is it suspended, or its network cut?"
+        reason = f"{why} {whose}"
+        event("warning", "member is away", member=slot.index, seconds=seconds, reason=reason)

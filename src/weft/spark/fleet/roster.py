@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,10 +58,10 @@ class Receivers:
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
+    #: members' reports of budgets, and the end of each connection
+    lending: Lending
     #: a member's message about the table, and the function to answer it
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
-    #: members' reports of budgets, and the end of each connection
-    lending: Lending | None = None
 
 
 class Roster:
@@ -87,12 +88,8 @@ class Roster:
     def joined(self, hello: Message, wire: Wire) -> int | None:
         """Welcome a member, after an older run of it has left."""
         index, generation = (int(part) for part in str(hello["place"]).split("."))
-        incarnation = (
-            str(hello["host"])[:200],
-            int(hello["pid"]),
-            generation,
-            int(hello["attempt"]),
-        )
+        host, pid, attempt = str(hello["host"])[:200], int(hello["pid"]), int(hello["attempt"])
+        incarnation = Incarnation(host, pid, generation, attempt)
         slot = self.slots[index]
         self._lives[wire] = incarnation
         with self.changed:
@@ -102,32 +99,28 @@ class Roster:
                 _send(old, {"type": "leave"})
                 self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
             again = slot.up
-            if slot.incarnation is not None and generation < slot.incarnation[2]:
+            before = slot.incarnation
+            if before is not None and generation < before.generation:
                 leave = True  # a leftover of a job that was given up
             else:
                 leave = self.orders.stop is not None
-                other = slot.incarnation != incarnation
-                if other:
+                if before != incarnation:
                     self._fold(slot)
-                if other and self.orders.static and slot.incarnation and not slot.vacant:
+                if before not in (None, incarnation) and self.orders.static and not slot.vacant:
                     # A successor does not take a place that may still be in the group: the leave
                     # request of one with a goodbye may be lost, too. If its predecessor went
                     # between the two halves of a cooperative rebalance, it has given partitions up;
                     # under the same id no rebalance would follow, and nothing would own them.
                     slot.displaced.append(slot.suffix)
                     slot.suffix += 1
-                if slot.begin(incarnation, wire) and slot.lives > 1:
-                    event("info", "member is back", member=index, pid=incarnation[1])
+                slot.begin(incarnation, wire)
+                if before != incarnation and slot.lives > 1:
+                    event("info", "member is back", member=index, pid=pid)
                 self.changed.notify_all()
                 slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
-            welcome = {
-                **self.orders.welcome(),
-                "suffix": slot.suffix,
-                "leave": leave,
-                "again": again,
-            }
+            own = {"suffix": slot.suffix, "leave": leave, "again": again}
             # Inside the lock: before anything that is sent to all.
-            if _send(wire, welcome):
+            if _send(wire, {**self.orders.welcome(), **own}):
                 return index
         self.left(index, wire)
         return None
@@ -166,7 +159,7 @@ class Roster:
             self._receivers.event(str(message["name"]), message["items"])
         elif kind == "ask":
             self._receivers.ask(message)
-        elif kind == "lease" and self._receivers.lending is not None:
+        elif kind == "lease":
             self._receivers.lending.received(slot, wire, message)
         elif kind == "table" and current and self._receivers.table is not None:
             self._receivers.table(message, partial(_send, wire))
@@ -179,8 +172,7 @@ class Roster:
     def left(self, index: int, wire: Wire) -> None:
         """A connection has ended; without a goodbye it is a death."""
         slot = self.slots[index]
-        if self._receivers.lending is not None:
-            self._receivers.lending.line_ended(wire)
+        self._receivers.lending.line_ended(wire)
         with self.changed:
             if slot.wire is not wire:
                 self.changed.notify_all()
@@ -190,7 +182,7 @@ class Roster:
             if slot.ended or slot.leaving:
                 return
             assert slot.incarnation is not None
-            host, pid = slot.incarnation[:2]
+            host, pid, *_ = slot.incarnation
         self.died(slot, f"its process {pid} on {host} ended without a word (killed, or crashed)")
 
     # -- received messages -------------------------------------------------------------------------
@@ -229,7 +221,7 @@ class Roster:
     def died(self, slot: Slot, story: str) -> None:
         """Report a death; one too many ends the run."""
         with self.changed:
-            last = slot.died(story)
+            last = slot.died()
             deaths = len(slot.deaths)
         event("warning", "member died", member=slot.index, deaths=deaths, reason=story)
         if last and self.orders.stop is None:
@@ -242,14 +234,13 @@ class Roster:
             )
 
     def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
-        life = self._lives[wire]
-        sequence = int(message["sequence"])
-
+        life, sequence = self._lives[wire], int(message["sequence"])
         results: list[Result] = []
         taken = {"type": "taken", "sequence": sequence}
         with slot.taking:
-            fresh = sequence > self._taken.get(life, 0)
-            self._taken[life] = max(sequence, self._taken.get(life, 0))
+            before = self._taken.get(life, 0)
+            fresh = sequence > before
+            self._taken[life] = max(sequence, before)
             # Values are pickles: unrequested ones and duplicates are not loaded.
             if fresh and self.orders.results:
                 try:
@@ -300,15 +291,17 @@ class Roster:
 
         with self.changed:
             self.changed.wait_for(answered, SNAPSHOT_WAIT_S)
-            shots: list[tuple[Slot, Message, list[TopicPartition]]] = []
-            for slot in self.slots:
-                if slot.shot:
-                    rows = slot.shot["shot"]["partitions"]
-                    shots.append((slot, slot.shot, [(r["topic"], r["partition"]) for r in rows]))
-            owners, now = _owners((slot, rows) for slot, _, rows in shots), time.monotonic()
+            shots = {slot: slot.shot for slot in self.slots if slot.shot}
+            owners = _owners(
+                (slot, [(row["topic"], row["partition"]) for row in shot["shot"]["partitions"]])
+                for slot, shot in shots.items()
+            )
+            mine, now = defaultdict(set), time.monotonic()
+            for where, slot in owners.items():
+                mine[slot].add(where)
             return {
-                slot.index: owned(shot, {w for w in rows if owners[w] is slot}, lost=slot.lost(now))
-                for slot, shot, rows in shots
+                slot.index: owned(shot, mine[slot], lost=slot.lost(now))
+                for slot, shot in shots.items()
             }
 
     def members(self) -> list[dict[str, Any]]:
@@ -346,7 +339,7 @@ class Roster:
 
     def seen(self) -> int:
         """How many members have connected."""
-        return sum(slot.seen for slot in self.slots)
+        return sum(slot.incarnation is not None for slot in self.slots)
 
     def all_up(self) -> bool:
         """Whether every member has joined the group."""

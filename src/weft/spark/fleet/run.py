@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
@@ -86,14 +85,14 @@ class FleetRun:
             callbacks=self._relay.wanted(),
             log_level=_log.getEffectiveLevel(),
         )
+        budgets = {one.budget.name: one.budget for one in app.handlers if one.budget is not None}
+        self._lending = Lending(
+            budgets.values(), lambda kernel, pid: process_has_ended(self._roster, kernel, pid)
+        )
         self._receivers = Receivers(
-            self._fatal_from, self._asked, self._relay.take, self._relay.event
+            self._fatal_from, self._asked, self._relay.take, self._relay.event, self._lending
         )
         self._roster = Roster(settings.members, orders, self._receivers)
-        budgets = {one.budget.name: one.budget for one in app.handlers if one.budget is not None}
-        self._lending = self._receivers.lending = Lending(
-            budgets.values(), partial(process_has_ended, self._roster)
-        )
         self._committer: Committer | None = None
         self._lookout: Lookout | None = None
         self._ending = Ending()
@@ -101,7 +100,6 @@ class FleetRun:
         self._starting = True
         self._hope_until = 0.0
         self._signals = StopSignals(self.stop, lambda: self._jobs is not None)
-        self._began = time.monotonic()
         self._report: RunReport | None = None
         self._over = threading.Event()
         self._about = about_run(self._options.group, f"fleet-{self._run_id}")
@@ -141,7 +139,9 @@ class FleetRun:
 
     def _launch(self, session: FleetSession, topics: list[str]) -> None:
         sink, group = self._settings.sink, self._options.group
-        table, self._committer = served(sink, group, session.spark, self._receivers)
+        table = None
+        if sink is not None:
+            table, self._committer = served(sink, group, session.spark, self._receivers)
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
         self._lending.begin()
@@ -228,15 +228,13 @@ class FleetRun:
         if self._session is None or self._session.stopped:
             self._fatal_from(1, "the Spark session was stopped while the fleet ran", None)
             return None
-        if error is not None and not slot.seen:
+        if error is not None and slot.incarnation is None:
             reason = f"Spark could not run member {task.index}: {one_line(error)}"
             self._fatal_from(2, reason, None)
             return None
         if error is not None:
             event("warning", "job failed", member=task.index, reason=one_line(error))
-        with self._roster.changed:
-            slot.generation = task.generation + 1
-        return replace(task, generation=slot.generation)
+        return replace(task, generation=task.generation + 1)
 
     # -- received messages -------------------------------------------------------------------------
 
@@ -347,14 +345,9 @@ class FleetRun:
         self._relay.end()
 
     def _clean_up(self) -> None:
-        self._outside.close()
-        if self._dead is not None:
-            self._dead.close()
-        self._lending.close()
-        if self._server is not None:
-            self._server.close()
-        if self._committer is not None:
-            self._committer.close()
+        for one in (self._outside, self._dead, self._lending, self._server, self._committer):
+            if one is not None:
+                one.close()
         if self._session is not None:
             forget(self._sources)
             self._session.close()

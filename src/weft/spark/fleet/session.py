@@ -19,15 +19,13 @@ from weft.spark.fleet.limits import FAILURES_SHOWN, TASK_FAILURES_MAX
 from weft.spark.fleet.membership import MemberTask
 from weft.spark.fleet.settings import (
     CONNECT,
-    CONTROL_PORT,
     FleetSettings,
-    bound,
     check_java,
     check_master_answers,
     check_slots,
     choose_python,
+    control_address,
     effective_master,
-    killers,
     refuse_what_kills,
 )
 from weft.spark.fleet.task import run_member
@@ -131,13 +129,12 @@ class ClassicSession:
 
     def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
         """(address to bind, address that executors dial, port) of the control channel."""
-        known = self.context.getConf()
-        port = int(conf.get(CONTROL_PORT, "0"))
         if self.master.startswith("local"):
-            return bound(conf, "127.0.0.1", "127.0.0.1", port)
+            return control_address(conf, "127.0.0.1", "127.0.0.1")
         # Executors reach the driver at this host, so the channel uses it, too.
+        known = self.context.getConf()
         host = str(known.get("spark.driver.host") or socket.gethostname())
-        return bound(conf, str(known.get("spark.driver.bindAddress") or host), host, port)
+        return control_address(conf, str(known.get("spark.driver.bindAddress") or host), host)
 
     def close(self) -> None:
         """Stop the session if it was created for the fleet."""
@@ -158,10 +155,12 @@ class ConnectSession:
     """
 
     def __init__(self, spark: Any, *, own: bool) -> None:
-        """Raises ConfigError if the server's settings would end members."""
+        """Raises ConfigError if it was stopped, or the server's settings would end members."""
         self.spark, self.own = spark, own
         self._builder = spark.client._builder  # noqa: SLF001  # PySpark has no public way to ask where the server is
-        refuse_what_kills(killers(lambda name: spark.conf.get(name, None)))
+        if self.stopped:
+            raise ConfigError("the Spark Connect session has been stopped: give a running one")
+        refuse_what_kills(lambda name: spark.conf.get(name, None))
 
     @property
     def master(self) -> str:
@@ -184,13 +183,11 @@ class ConnectSession:
         Assumes that executors reach this machine as the server does.
         """
         # This machine's address on the route to the server. Nothing is sent.
-        family, _, _, _, where = socket.getaddrinfo(self._builder.host, 9, type=socket.SOCK_DGRAM)[
-            0
-        ]
+        (family, *_, where), *_ = socket.getaddrinfo(self._builder.host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(where)
             here = str(probe.getsockname()[0])
-        return bound(conf, here, here, int(conf.get(CONTROL_PORT, "0")))
+        return control_address(conf, here, here)
 
     def ship(self, sources: Path) -> None:
         """Put a zip of sources on the executors' path."""
@@ -248,11 +245,6 @@ class _Holder:
 FleetSession = ClassicSession | ConnectSession
 
 
-def is_connect(spark: Any) -> bool:
-    """Whether a session is one of Spark Connect."""
-    return ".connect." in type(spark).__module__
-
-
 def open_session(settings: FleetSettings, name: str) -> FleetSession:
     """The given session, or a new one; raises ConfigError in one line."""
     from pyspark import SparkContext
@@ -262,8 +254,8 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
     if talk.level == logging.NOTSET:
         talk.setLevel(logging.WARNING)  # it logs every connection that it closes
 
-    if settings.spark is not None and is_connect(settings.spark):
-        return _connect_session(settings.spark, own=False)
+    if ".connect." in type(settings.spark).__module__:
+        return ConnectSession(settings.spark, own=False)
     if settings.spark is None and (connect := _connect_wanted(settings)):
         return connect
     if settings.spark is None and SparkContext._active_spark_context is None:  # noqa: SLF001  # PySpark has no public way to ask
@@ -281,17 +273,10 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
     if session.sparkContext._jsc is None:  # noqa: SLF001  # nor to ask whether one has ended
         raise ConfigError("the Spark session has been stopped: give a running one")
     found = ClassicSession(session, own=False)
-    refuse_what_kills(killers(found.context.getConf().get))
+    refuse_what_kills(found.context.getConf().get)
     what = f"the Spark session's master {found.master}"
     check_slots(found.master, settings.members, what, "session")
     return found
-
-
-def _connect_session(spark: Any, *, own: bool) -> FleetSession:
-    session = ConnectSession(spark, own=own)
-    if session.stopped:
-        raise ConfigError("the Spark Connect session has been stopped: give a running one")
-    return session
 
 
 def _connect_wanted(settings: FleetSettings) -> FleetSession | None:
@@ -312,12 +297,12 @@ def _connect_wanted(settings: FleetSettings) -> FleetSession | None:
             "there, or stop the session first"
         )
     if active is not None and not active.is_stopped:
-        return _connect_session(active, own=False)
+        return ConnectSession(active, own=False)
     remote = settings.master or os.environ.get("SPARK_REMOTE", "")
     check_master_answers(remote)
     try:
         spark = SparkSession.builder.remote(remote).getOrCreate()
-        return _connect_session(spark, own=True)
+        return ConnectSession(spark, own=True)
     except ConfigError:
         raise
     except Exception as error:
@@ -353,7 +338,7 @@ def _new_session(settings: FleetSettings, name: str) -> FleetSession:
         raise ConfigError(f"no Spark session: {one_line(error)}") from error
     try:
         # Also properties of spark-defaults.conf.
-        refuse_what_kills(killers(session.context.getConf().get))
+        refuse_what_kills(session.context.getConf().get)
     except ConfigError:
         session.close()
         raise

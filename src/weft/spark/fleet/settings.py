@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ _JAVA_CURE = (
     "openjdk-17-jre-headless; macOS: brew install openjdk) or point JAVA_HOME at one"
 )
 _MASTER_ANSWER_S = 5.0
-_PORTS = {"spark": 7077, "sc": 15002}
-_KINDS = {"spark": "master", "sc": "Connect server"}
+#: scheme -> what answers there, and its usual port
+_SERVERS = {"spark": ("master", 7077), "sc": ("Connect server", 15002)}
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*(\d+))?\])?$")
 _LOCAL_CLUSTER = re.compile(r"^local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]$")
 CONNECT = "sc://"
@@ -89,20 +89,19 @@ def fleet_settings(
             f'sink={sink!r:.80}: give weft.spark.DeltaTable("s3://bucket/checked", '
             'schema="inside boolean, zone string")'
         )
-    settings = FleetSettings(members, master, spark, conf, sink)
     if spark is not None:
         if master:
             raise ConfigError("master= cannot be given with spark=: the session has its own")
-        _check_only_ours(settings, "spark=: the session")
+        _check_only_ours(conf, "spark=: the session")
         if not (hasattr(spark, "range") and hasattr(spark, "conf")):
             kind = type(spark).__name__
             raise ConfigError(f"spark= must be a SparkSession, not a {kind}")
-    elif str(settings.master).startswith(CONNECT):
+    elif str(master).startswith(CONNECT):
         check_connect_packages()
-        _check_only_ours(settings, f"master={settings.master}: the server")
-    elif settings.master is not None:
-        check_slots(settings.master, members, f"master={settings.master!r}", "master")
-    return settings
+        _check_only_ours(conf, f"master={master}: the server")
+    elif master is not None:
+        check_slots(master, members, f"master={master!r}", "master")
+    return FleetSettings(members, master, spark, conf, sink)
 
 
 def _checked_master(master: object) -> str | None:
@@ -135,18 +134,14 @@ def _checked_conf(conf: object) -> dict[str, str]:
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in conf.items()
     }
-    refuse_what_kills(checked)
+    refuse_what_kills(checked.get)
     if "spark.master" in checked:
         raise ConfigError("conf: spark.master is given by master=")
-    _check_number(checked, CONTROL_PORT, 0, 65_535)
-    _check_number(checked, CONTROL_WAIT, 1, 86_400)
+    for name, low, high in ((CONTROL_PORT, 0, 65_535), (CONTROL_WAIT, 1, 86_400)):
+        value = checked.get(name, str(low))
+        if not (value.isdigit() and low <= int(value) <= high):
+            raise ConfigError(f"conf: {name}={value}: give a whole number from {low} to {high}")
     return checked
-
-
-def _check_number(conf: dict[str, str], name: str, low: int, high: int) -> None:
-    value = conf.get(name)
-    if value is not None and not (value.isdigit() and low <= int(value) <= high):
-        raise ConfigError(f"conf: {name}={value}: give a whole number from {low} to {high}")
 
 
 #: Spark properties that would end members -> how.
@@ -158,21 +153,15 @@ _KILLERS = {
 }
 
 
-def refuse_what_kills(conf: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for a property with which Spark would end members."""
+def refuse_what_kills(get: Callable[[str], str | None]) -> None:
+    """Raise ConfigError for a property, wherever it was set, with which Spark would end members."""
     for name, how in _KILLERS.items():
-        if str(conf.get(name)).strip().lower() == "true":
+        if str(get(name)).strip().lower() == "true":
             raise ConfigError(f"{name}=true cannot be used with a fleet: {how}: set it to false")
 
 
-def killers(get: Callable[[str], str | None]) -> dict[str, str | None]:
-    """A session's values of these properties, wherever they were set."""
-    return {name: get(name) for name in _KILLERS}
-
-
-def _check_only_ours(settings: FleetSettings, whose: str) -> None:
-    sparks = [name for name in settings.conf if name not in OURS]
-    if sparks:
+def _check_only_ours(conf: Iterable[str], whose: str) -> None:
+    if sparks := [name for name in conf if name not in OURS]:
         raise ConfigError(
             f"conf {', '.join(sparks)} cannot be given with {whose} has its own: set it there"
         )
@@ -235,21 +224,20 @@ def check_java() -> int:
 def check_master_answers(master: str) -> None:
     """Report an unreachable master or Connect server now, instead of after minutes."""
     scheme, sign, addresses = master.partition("://")
-    if scheme not in _PORTS or not sign:
+    if scheme not in _SERVERS or not sign:
         return
-    tried = []
+    (kind, usual_port), tried = _SERVERS[scheme], []
     for address in addresses.split(","):
         try:
             parts = urlsplit(f"{scheme}://{address}")
-            where = (str(parts.hostname), parts.port or _PORTS[scheme])
+            where = (str(parts.hostname), parts.port or usual_port)
             socket.create_connection(where, _MASTER_ANSWER_S).close()
         except (OSError, ValueError) as error:
             tried.append(f"{address}: {error}")
         else:
             return
     raise ConfigError(
-        f"no Spark {_KINDS[scheme]} answers at {master} ({'; '.join(tried)}): start one, or "
-        "correct master="
+        f"no Spark {kind} answers at {master} ({'; '.join(tried)}): start one, or correct master="
     )
 
 
@@ -268,7 +256,10 @@ def choose_python(master: str, conf: Mapping[str, str]) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
-def bound(conf: dict[str, str], bind: str, host: str, port: int) -> tuple[str, str, int]:
-    """The control channel's addresses, unless the user gave one."""
+def control_address(conf: Mapping[str, str], bind: str, host: str) -> tuple[str, str, int]:
+    """The control channel's (address to bind, address that executors dial, port).
+
+    `bind` and `host` if the user gave no address.
+    """
     given = conf.get(CONTROL_HOST)
-    return (given, given, port) if given else (bind, host, port)
+    return given or bind, given or host, int(conf.get(CONTROL_PORT, "0"))

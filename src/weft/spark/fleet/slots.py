@@ -1,4 +1,17 @@
-"""The driver's data about each member."""
+"""The driver's data about each member.
+
+A slot is a member's place in the fleet; the processes that hold it come and go. Its fields show:
+
+    incarnation  wire  up   leaving  ended    state
+    None         None  -    -        -        its task has not connected yet
+    set          set   no   no       no       connected, loads the app and joins the group
+    set          set   yes  no       no       works; silent if `received_at` is old
+    set          None  -    no       no       away: its connection broke, or its process died
+    set          -     -    yes      no       this process has left; Spark starts the next one
+    set          -     -    yes      yes      left for good, or with a stop of the run
+
+`up` is set for good once the slot has been in the group.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.core.commits import Found, OffsetLost, resolve
 from weft.core.partition import Partition
@@ -45,8 +58,14 @@ def places_read(rows: Iterable[Any]) -> dict[TopicPartition, int]:
     return {(str(topic), int(number)): int(place) for topic, number, place in rows}
 
 
-#: (host, process id, generation, Spark's attempt): another one is another process or run
-Incarnation = tuple[str, int, int, int]
+class Incarnation(NamedTuple):
+    """One process of a member; each connection names it."""
+
+    host: str
+    pid: int
+    #: how often the member's Spark job had been submitted again, and Spark's attempt of its task
+    generation: int
+    attempt: int
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +73,7 @@ class Slot:
     """One member's place in the fleet, through all its runs."""
 
     index: int
-    #: how often its Spark job has been submitted again
-    generation: int = 0
+    #: the process that connected last
     incarnation: Incarnation | None = None
     #: Spark's id of its executor, if known
     executor: str | None = None
@@ -69,14 +87,13 @@ class Slot:
     displaced: list[int] = field(default_factory=list)
     #: None without a connection
     wire: Wire | None = None
-    #: it has connected at least once
-    seen: bool = False
     #: it has joined the group at least once
     up: bool = False
     #: this run of the member has left
     leaving: bool = False
     #: it has left for good
     ended: bool = False
+    #: runs of the member so far; one process may have several
     lives: int = 0
     #: counts of this run, and of earlier ones
     counts: Counter[str] = field(default_factory=Counter)
@@ -94,9 +111,9 @@ class Slot:
     #: when it last sent anything, by the monotonic clock
     received_at: float = 0.0
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
-    story: str = ""
     #: since when it has been disconnected
     silent_since: float | None = None
+    #: its last snapshot, and the number of the query that it answers
     shot: Message | None = None
     shot_id: int = 0
     #: held while its results are received: a broken connection may still be read beside the next
@@ -108,18 +125,16 @@ class Slot:
         about = {} if self.shot is None else self.shot["shot"].get("app", {})
         return str(about.get("member", self.index))
 
-    def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
-        """A member has connected; returns whether it is another run. Call `fold` first."""
-        other = incarnation != self.incarnation
-        if other:
+    def begin(self, incarnation: Incarnation, wire: Wire) -> None:
+        """A member has connected. Call `fold` first if it is another process."""
+        if incarnation != self.incarnation:
             self.lives += 1
             self.incarnation = incarnation
         elif self.deaths and self.silent_since is not None:
             self.deaths.pop()  # the connection had broken, not the member
-        self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
-        self.vacant = False
+        self.wire, self.silent_since = wire, None
+        self.leaving = self.vacant = False
         self.received_at = time.monotonic()
-        return other
 
     def fold(self) -> dict[TopicPartition, int]:
         """A run has ended: add its counts to the past ones, drop its partitions.
@@ -181,11 +196,10 @@ class Slot:
             self.since.setdefault(where, assignment)
         self.taken = {where: at for where, at in self.taken.items() if where in self.places}
 
-    def died(self, story: str) -> bool:
+    def died(self) -> bool:
         """Count a death; True if it was one too many."""
         now = time.monotonic()
         self.deaths.append(now)
-        self.story = story
         return len(self.deaths) == DEATHS_MAX and now - self.deaths[0] <= DEATHS_WINDOW_S
 
     def total(self, name: str) -> int:
@@ -195,14 +209,14 @@ class Slot:
 
     def facts(self) -> dict[str, Any]:
         """Its row in a snapshot."""
-        host, pid = (None, None) if self.incarnation is None else self.incarnation[:2]
+        one = self.incarnation
         here = self.up and not self.lost(time.monotonic())
         state = "ended" if self.ended else "up" if here else "away"
         return {
             "member": self.index,
             "state": state,
-            "host": host,
-            "pid": pid,
+            "host": one and one.host,
+            "pid": one and one.pid,
             "restarts": max(0, self.lives - 1),
             "done": self.total("done"),
         }

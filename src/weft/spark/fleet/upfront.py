@@ -26,7 +26,7 @@ class Upfront:
     def __init__(self, app: Hosted) -> None:
         """Raises ConfigError for what a fleet cannot run."""
         options = app.options
-        self._options, self._group = options, options.group
+        self._options = options
         self._handlers = without_table(app.handlers)
         if str(options.kafka.get("bootstrap.servers", "")).startswith(MEMORY_SCHEME):
             raise ConfigError(
@@ -70,9 +70,8 @@ class Upfront:
             return self._connect(kafka, delivery="at_least_once", fleet_instance_id=static)
 
         topics = self._routes.topics
-        return DeadMembers(
-            self._group, run_id, topics, as_member, transactional=self._transactional
-        )
+        group = self._options.group
+        return DeadMembers(group, run_id, topics, as_member, transactional=self._transactional)
 
     def check(self) -> list[str]:
         """The topics subscribed to now; raises ConfigError for missing ones."""
@@ -89,7 +88,7 @@ class Upfront:
             ends = self._admin.ends(topics, committed=committed, timeout_s=ANSWER_S)
         except KafkaUnavailable as error:
             raise unanswered(self.connection, error) from error
-        return GroupDrain(self._admin, self._group, starts, ends)
+        return GroupDrain(self._admin, self._options.group, starts, ends)
 
     def close(self) -> None:
         """Close the admin client."""

@@ -142,10 +142,8 @@ class Wire:
 
     def finish(self) -> None:
         """Announce the end; what was sent still arrives."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
 
     def hang_up(self) -> None:
         """End the connection; the reading thread gets the end, and closes it."""
@@ -167,17 +165,12 @@ def proof(secret: bytes, theirs: str, hello: Mapping[str, Any]) -> bytes:
     return hmac.digest(secret, text.encode(), "sha256")
 
 
-def nonce() -> str:
-    """A number used once."""
-    return secrets.token_hex(16)
-
-
 def admit(wire: Wire, secret: bytes, run: str) -> Message:
     """The driver's side: challenge a client; returns its hello once it is authenticated.
 
     All of it within HANDSHAKE_S. Later lines are signed.
     """
-    challenge, deadline = nonce(), time.monotonic() + HANDSHAKE_S
+    challenge, deadline = secrets.token_hex(16), time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
     wire.send({"type": "challenge", "nonce": challenge, "run": run})
     hello = wire.receive(HELLO_BYTES_MAX, deadline=deadline)
@@ -205,7 +198,7 @@ def introduce(wire: Wire, secret: bytes, place: str, facts: Mapping[str, Any]) -
     challenge = wire.receive(HELLO_BYTES_MAX, deadline=deadline)
     if challenge is None or challenge["type"] != "challenge":
         raise WireError("no challenge")
-    hello = {**facts, "type": "hello", "nonce": nonce(), "place": place}
+    hello = {**facts, "type": "hello", "nonce": secrets.token_hex(16), "place": place}
     shared = proof(secret, str(challenge.get("nonce")), hello)
     wire.send({**hello, "proof": shared.hex()})
     wire.seal(_connection_key(secret, shared), driver=False)

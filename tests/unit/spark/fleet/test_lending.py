@@ -15,6 +15,7 @@ from weft.core.events import Assignment, HandlerSpec
 from weft.policies import Budget
 from weft.spark.fleet import lending
 from weft.spark.fleet.lending import Borrowing, Lending
+from weft.spark.fleet.slots import Incarnation
 from weft.spark.fleet.wire import WireError
 from weft.types import Record
 
@@ -59,7 +60,7 @@ def driver(dead, monkeypatch):
 
 def slot(index: int, pid: int) -> Any:
     """A member's place."""
-    return SimpleNamespace(index=index, incarnation=("host", pid, 0, 0), kernel="k")
+    return SimpleNamespace(index=index, incarnation=Incarnation("host", pid, 0, 0), kernel="k")
 
 
 def report(number: int, calls: int = 0, want: int = 9) -> list[Any]:

@@ -13,7 +13,7 @@ from weft.kafka.admin import StaticMember
 from weft.spark.fleet import lookout, membership
 from weft.spark.fleet.dead_members import driver_is_dead
 from weft.spark.fleet.limits import AWAY_S
-from weft.spark.fleet.lookout import AwayWatch
+from weft.spark.fleet.lookout import Lookout
 from weft.spark.fleet.membership import (
     HEARTBEAT_MS,
     SESSION_MS,
@@ -104,6 +104,13 @@ def test_a_port_that_reports_nothing_proves_nothing(monkeypatch) -> None:
         assert not driver_is_dead(member("0a1b2c3d", silent.getsockname()[1]))
 
 
+def away_watch(*slots: Slot) -> Lookout:
+    """The checks over these members, none of which is on a known executor."""
+    roster: Any = SimpleNamespace(slots=slots)
+    session: Any = None
+    return Lookout(roster, session, 12_000)
+
+
 @pytest.mark.parametrize(("away_s", "lines"), [(AWAY_S - 0.5, 0), (AWAY_S + 0.1, 1)])
 def test_an_absence_is_reported_once(away_s, lines, caplog, monkeypatch) -> None:
     """A member that nobody has replaced after its time is one line with what that means."""
@@ -111,7 +118,7 @@ def test_an_absence_is_reported_once(away_s, lines, caplog, monkeypatch) -> None
     clock = SimpleNamespace(monotonic=lambda: now)  # which stands still while we look
     monkeypatch.setattr(lookout, "time", clock)
     slot: Any = Slot(1)
-    watch = AwayWatch([Slot(0), slot], 12_000)
+    watch = away_watch(Slot(0), slot)
     watch.look()
     slot.silent_since = now - away_s
     for _ in range(3):
@@ -127,14 +134,14 @@ def test_who_left_in_peace_has_left_its_partitions(caplog) -> None:
     """A member that said goodbye and is not replaced: nobody waits for its session."""
     slot: Any = Slot(1)
     slot.silent_since, slot.leaving = time.monotonic() - AWAY_S - 1, True
-    AwayWatch([slot], 12_000).look()
+    away_watch(slot).look()
     assert "The others have its partitions" in caplog.text
 
 
 def test_who_is_connected_and_does_not_report_is_away(caplog) -> None:
     """Its process is suspended, or its network drops everything; no slot is what it waits for."""
     slot: Any = Slot(1, wire=object(), up=True, received_at=time.monotonic() - AWAY_S - 1)
-    watch = AwayWatch([slot], 12_000)
+    watch = away_watch(slot)
     watch.look()
     watch.look()
     assert caplog.text.count("is it suspended, or its network cut? Its partitions go to") == 1

@@ -14,6 +14,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.run.drain import SHORT_MAX
 from weft.spark.fleet.aggregate import merged, percentiles_ms
 from weft.spark.fleet.ending import GroupDrain
+from weft.spark.fleet.lending import Lending
 from weft.spark.fleet.limits import DEATHS_MAX, SILENT_S
 from weft.spark.fleet.results import decoded
 from weft.spark.fleet.roster import Orders, Receivers, Roster
@@ -52,6 +53,7 @@ class Heard:
             self.asked.append,
             lambda results, taken: (self.results.extend(results), taken()),
             lambda name, items: self.events.append((name, items)),
+            Lending([], lambda _kernel, _pid: False),
         )
 
 
