@@ -30,7 +30,6 @@ from weft.spark.table.store import MOVED_MAX, Moved, Store, Unavailable, Unfit
 
 if TYPE_CHECKING:
     from weft.spark.fleet.roster import Receivers
-    from weft.spark.table.store import Store
 
 _log = logging.getLogger("weft")
 
@@ -70,10 +69,11 @@ class Committer:
         self._changed = threading.Condition()
         self._claims: list[_Asked] = []
         self._hands: list[_Asked] = []
-        self._hurried_at: float | None = None
+        #: when the first of these hands came, and when a member first requested speed
         self._first_at = 0.0
-        self._next_at = 0.0
-        self._rest_s = 0.0
+        self._hurried_at: float | None = None
+        #: when the next transaction is due; the pause since the table could not be written
+        self._next_at = self._rest_s = 0.0
         #: the table's content may differ from what the ownership knows
         self._in_doubt = True
         self._closed = False
@@ -258,11 +258,9 @@ def _opened(message: Mapping[str, Any]) -> tuple[Hand, pa.Table]:
 
 
 def served(
-    sink: TableSink | None, group: str, spark: Any, receivers: Receivers
-) -> tuple[TablePlan | None, Committer | None]:
-    """The same, with its writer started; None if results go to topics."""
-    if sink is None:
-        return None, None
+    sink: TableSink, group: str, spark: Any, receivers: Receivers
+) -> tuple[TablePlan, Committer]:
+    """The members' settings, and the table's writer, started; raises ConfigError in one line."""
     plan, store = planned(sink, group, spark)
     committer = Committer(
         store, sink.interval_s, lambda reason: receivers.fatal(1, reason, None, True)
@@ -273,7 +271,7 @@ def served(
 
 
 def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
-    """The members' settings, and the open table; raises ConfigError in one line."""
+    """The members' settings, and the open table."""
     columns = None
     if sink.schema is not None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -290,7 +288,6 @@ def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
         columns = columns_of(fields)
     store = sink.opened(columns, group)
     if columns is None:
-        columns = columns_of(
-            pa.schema([field for field in store.columns if field.name not in PLACE.names])
-        )
+        values = [field for field in store.columns if field.name not in PLACE.names]
+        columns = columns_of(pa.schema(values))
     return TablePlan(columns.serialize().to_pybytes(), sink.interval_s), store

@@ -38,14 +38,9 @@ class DeltaStore:
     def __init__(self, table: Table, group: str) -> None:
         self.name = f"Delta table {table.table_uri}"
         self._table, self._group = table, group
-        self._columns = mapped(pa.schema(table.schema().to_arrow()), plain)
+        self.columns = mapped(pa.schema(table.schema().to_arrow()), plain)
         #: the version of the group's last commit, and its content
         self._known: tuple[int | None, Progress] = (None, Progress())
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The table's columns."""
-        return self._columns
 
     def read(self, wanted: Collection[Source]) -> Progress:
         """What the table has now."""
@@ -79,12 +74,8 @@ class DeltaStore:
             app_transactions=[Transaction(app, at, stamp) for app, at in marks.items()],
         )
         try:
-            write_deltalake(
-                self._table,
-                in_order(rows, self._columns),
-                mode="append",
-                commit_properties=properties,
-            )
+            ours = in_order(rows, self.columns)
+            write_deltalake(self._table, ours, mode="append", commit_properties=properties)
         except CommitFailedError as error:
             raise Moved(first_line(error)) from error
         except SchemaMismatchError as error:

@@ -33,13 +33,7 @@ class IcebergStore:
     def __init__(self, table: Table, group: str) -> None:
         self.name = f"Iceberg table {'.'.join(table.name())}"
         self._table, self._group = table, group
-        self._property = _PROPERTY + group
-        self._columns = mapped(table.schema().as_arrow(), small)
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The table's columns."""
-        return self._columns
+        self.columns = mapped(table.schema().as_arrow(), small)
 
     def read(self, wanted: Collection[Source]) -> Progress:
         """What the table has now."""
@@ -47,7 +41,7 @@ class IcebergStore:
             self._table.refresh()
         except Exception as error:
             raise Unavailable(first_line(error)) from error
-        packed = self._table.properties.get(self._property)
+        packed = self._table.properties.get(_PROPERTY + self._group)
         if packed is None:
             return Progress()
         try:
@@ -67,10 +61,10 @@ class IcebergStore:
         try:
             with self._table.transaction() as transaction:
                 if rows.num_rows:
-                    ours = in_order(rows, self._columns)
+                    ours = in_order(rows, self.columns)
                     transaction.append(ours, snapshot_properties=summary)
                 packed = base64.b64encode(zlib.compress(progress.to_json().encode())).decode()
-                transaction.set_properties({self._property: packed})
+                transaction.set_properties({_PROPERTY + self._group: packed})
         except CommitFailedException as error:
             raise Moved(first_line(error)) from error
         except (ValueError, ValidationException) as error:

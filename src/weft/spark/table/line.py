@@ -1,4 +1,8 @@
-"""A member's connection to the committer: claims partitions, sends rows, receives answers."""
+"""A member's connection to the committer: claims partitions, sends rows, receives answers.
+
+A request waits for its answer, and is repeated whenever the connection comes back. Each claim of a
+partition has an epoch, which rows carry; the driver refuses rows of an old one.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.spark.table.progress import Done, Entry, Progress, Source
 
@@ -16,8 +17,7 @@ from weft.spark.table.progress import Done, Entry, Progress, Source
 UNKNOWN_GENERATION = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The newest claim on a partition."""
 
     epoch: int
@@ -64,7 +64,7 @@ class Ownership:
         if known is not None and UNKNOWN_GENERATION < generation < known.generation:
             return None
         held = self._progress.get(source) or Entry(0, Done(0, -1))
-        epoch = max(held.epoch, 0 if known is None else known.epoch) + 1
+        epoch = max(held.epoch, known.epoch if known else 0) + 1
         self._claims[source] = Claim(epoch, generation)
         return Entry(epoch, held.done)
 

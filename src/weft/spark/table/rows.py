@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -15,13 +15,13 @@ from weft.types import ErrorInfo, Record
 REFUSED = "NotARow"
 #: columns of every row that come from its record
 PLACE = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("key", pa.binary()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-    ]
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "key": pa.binary(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
 )
 
 
@@ -84,15 +84,15 @@ def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, d
             return None, bad
         values = pa.concat_tables(alone)
     records = [row.record for row in rows]
-    times = [None if r.timestamp_ms < 0 else r.timestamp_ms * 1_000 for r in records]
     places = [
-        pa.array([r.topic for r in records], pa.string()),
-        pa.array([r.partition for r in records], pa.int32()),
-        pa.array([r.offset for r in records], pa.int64()),
-        pa.array([row.key for row in rows], pa.binary()),
-        pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        [r.topic for r in records],
+        [r.partition for r in records],
+        [r.offset for r in records],
+        [row.key for row in rows],
+        [None if r.timestamp_ms < 0 else r.timestamp_ms * 1_000 for r in records],
     ]
-    return pa.table([*places, *values.columns], schema=columns), {}
+    own = [pa.array(one, kind) for one, kind in zip(places, PLACE.types, strict=True)]
+    return pa.table([*own, *values.columns], schema=columns), {}
 
 
 def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
@@ -118,7 +118,7 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
     return found.select(fields.names).cast(fields)
 
 
-def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorInfo:
+def refusal(reason: str, fields: Sequence[str]) -> ErrorInfo:
     """The error of a record whose result is no row."""
     return ErrorInfo(
         REFUSED,
@@ -158,7 +158,8 @@ def check_same(table: str, theirs: pa.Schema, ours: pa.Schema) -> None:
 
     The record's own columns may be missing.
     """
-    found, wanted = _named(theirs), _named(mapped(ours, plain))
+    found = {field.name: str(field.type) for field in theirs}
+    wanted = {field.name: str(field.type) for field in mapped(ours, plain)}
     wrong = {name for name in PLACE.names if name in found and found[name] != wanted[name]}
     less = [f"{n} {k}" for n, k in found.items() if wanted.get(n) != k]
     more = [
@@ -173,10 +174,6 @@ def check_same(table: str, theirs: pa.Schema, ours: pa.Schema) -> None:
     raise ConfigError(
         f"sink: {table} has another schema: {' and '.join(both)}: give its schema, or another table"
     )
-
-
-def _named(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
 
 
 def in_order(rows: pa.Table, columns: pa.Schema) -> pa.Table:

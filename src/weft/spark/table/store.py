@@ -31,10 +31,8 @@ class Store(Protocol):
 
     #: its name in messages
     name: str
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The table's columns."""
+    #: the table's columns
+    columns: pa.Schema
 
     def read(self, wanted: Collection[Source]) -> Progress:
         """What the table has now; for `wanted` also if only the frontier is known."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.ports import (
     Delivery,
     OutMessage,
-    RebalanceListener,
     ToCommit,
     TransactionEnd,
     TransactionsPort,
@@ -51,7 +50,7 @@ _LOOK_S = 0.05
 
 
 class Pace:
-    """Any thread may request speed; the transactions' thread waits."""
+    """The time until the next transaction. Any thread may request speed; one thread waits."""
 
     def __init__(self, interval_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._interval_s, self._now = interval_s, now
@@ -198,7 +197,6 @@ class TableTransactor(Transactor):
 # The clients of a member with a table: it starts where the table is, and writes to it.
 
 
-Ids = Callable[[Iterable[str]], Mapping[str, str]]
 _ANSWER_S = 5.0
 
 
@@ -212,29 +210,24 @@ class TableConnection(RealConnection):
 
     def consumer(self) -> TableConsumer:
         """A new consumer."""
-        config = with_client_log(self.settings.consumer)
-        return TableConsumer(config, self._line, self._topic_ids, self.pace)
+        return TableConsumer(self.settings, self._line, self.pace)
 
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Rows into the table, the rest under this id."""
         return TableTransactions(super().transactions(transactional_id), self._line, self.pace)
 
-    def _topic_ids(self, topics: Iterable[str]) -> Mapping[str, str]:
-        with KafkaAdmin(self.settings) as admin:
-            found = admin.describe(list(topics), _ANSWER_S)
-        return {topic: facts.topic_id for topic, facts in found.items()}
-
 
 class TableConsumer(KafkaConsumer):
     """A consumer that claims its assigned partitions, and starts where the table is."""
 
-    def __init__(self, config: Mapping[str, Any], line: TableLine, ids: Ids, pace: Pace) -> None:
-        super().__init__(config)
-        self._line, self._ids, self._pace = line, ids, pace
+    def __init__(self, settings: ClientSettings, line: TableLine, pace: Pace) -> None:
+        super().__init__(with_client_log(settings.consumer))
+        self._settings, self._line, self._pace = settings, line, pace
 
-    def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
-        """Join the group."""
-        super().subscribe(topics, _InAHurry(listener, self._pace))
+    def _give_up(self, partitions: list[Any], *, lost: bool) -> None:
+        if not lost:  # the next owner waits for this member: write handled records immediately
+            self._pace.hurry()
+        super()._give_up(partitions, lost=lost)
 
     def find(
         self, partitions: Sequence[TopicPartition], timeout_s: float
@@ -246,7 +239,9 @@ class TableConsumer(KafkaConsumer):
         found = super().find(partitions, timeout_s)
         if not found:
             return found
-        ids = self._ids({topic for topic, _ in found})
+        with KafkaAdmin(self._settings) as admin:
+            topics = admin.describe(sorted({topic for topic, _ in found}), _ANSWER_S)
+        ids = {topic: facts.topic_id for topic, facts in topics.items()}
         try:  # the generation, as this member knows it
             with self.membership() as membership:
                 generation = membership.generation
@@ -254,23 +249,3 @@ class TableConsumer(KafkaConsumer):
             generation = UNKNOWN_GENERATION
         held = self._line.claim(found, ids, generation, timeout_s)
         return {where: ahead(one, held[where]) for where, one in found.items() if where in held}
-
-
-class _InAHurry:
-    """Makes handled records be written immediately when partitions are revoked."""
-
-    def __init__(self, inner: RebalanceListener, pace: Pace) -> None:
-        self._inner, self._pace = inner, pace
-
-    def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Unchanged."""
-        return self._inner.on_assigned(partitions)
-
-    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """The next owner waits for this member."""
-        self._pace.hurry()
-        self._inner.on_revoked(partitions)
-
-    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Unchanged."""
-        self._inner.on_lost(partitions)
