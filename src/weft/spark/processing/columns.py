@@ -23,32 +23,28 @@ from pyspark.sql.types import (
 from weft.errors import ConfigError
 from weft.runtime.histogram import Latency
 from weft.spark.processing.intake import OTHER
-from weft.spark.processing.settings import TaskSettings, name_of
+from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import HASH
-from weft.spark.processing.typed import (
-    columns_of_model,
-    ddl,
-    is_model,
-    quoted,
-    typed_value,
-)
+from weft.spark.processing.typed import columns_of_model, ddl, is_model, quoted, typed_value
 from weft.spark.sink.columns import are_headers
 
-#: Required column -> (its types, their names, the type that the task gets).
-NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
+#: (a column's types, their names, the type that the task gets)
+Wanted = tuple[tuple[type[DataType], ...], str, str]
+#: Required columns.
+NEEDED: dict[str, Wanted] = {
     "topic": ((StringType,), "string", "string"),
     "partition": ((IntegralType,), "int", "int"),
     "offset": ((IntegralType,), "long", "long"),
     "key": ((BinaryType, StringType), "binary or string", "binary"),
     "value": ((BinaryType, StringType), "binary or string", "binary"),
 }
-#: The same for optional columns that become part of the record.
-OPTIONAL: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
+#: Optional columns that become part of the record.
+OPTIONAL: dict[str, Wanted] = {
     "timestamp": ((TimestampType, TimestampNTZType), "timestamp", "timestamp"),
     "headers": ((ArrayType,), "array<struct<key: string, value: binary>>", ""),
 }
 
-_HEADERS = "array<struct<key: string, value: binary>>"
+_HEADERS = OPTIONAL["headers"][1]
 #: The result, one row for each record.
 SPARK_SCHEMA = (
     "topic string, partition int, offset long, key binary, status string, attempts int,"
@@ -61,39 +57,28 @@ RECORD_ROW = frozenset({"topic", "partition", "offset", "key"})
 CARRIED_SCHEMA = (
     f", timestamp timestamp, headers {_HEADERS}, story array<struct<at: timestamp, what: string>>"
 )
-HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-HEADERS = pa.list_(pa.field("element", HEADER))
+_HEADER = pa.struct({"key": pa.string(), "value": pa.binary()})
+HEADERS = pa.list_(pa.field("element", _HEADER))
 OUTPUT = pa.struct(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS),
-    ]
+    {"topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "headers": HEADERS}
 )
 #: The same for Arrow.
 ARROW_SCHEMA = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("key", pa.binary()),
-        pa.field("status", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("error", pa.string()),
-        pa.field("outputs", pa.list_(pa.field("element", OUTPUT))),
-    ]
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "key": pa.binary(),
+        "status": pa.string(),
+        "attempts": pa.int32(),
+        "error": pa.string(),
+        "outputs": pa.list_(pa.field("element", OUTPUT)),
+    }
 )
 
 MICROSECONDS = pa.timestamp("us", tz="UTC")
-STORY = pa.list_(
-    pa.field("element", pa.struct([pa.field("at", MICROSECONDS), pa.field("what", pa.string())]))
-)
-CARRIED = [
-    pa.field("timestamp", MICROSECONDS),
-    pa.field("headers", HEADERS),
-    pa.field("story", STORY),
-]
+STORY = pa.list_(pa.field("element", pa.struct({"at": MICROSECONDS, "what": pa.string()})))
+CARRIED = pa.schema({"timestamp": MICROSECONDS, "headers": HEADERS, "story": STORY})
 
 
 # -- call times ------------------------------------------------------------------------------------
@@ -109,7 +94,7 @@ BOUNDS = tuple(1e-5 * 2 ** (step / 8) for step in range(29 * 8 + 1))
 #: Extra columns of the rows; null in rows of records.
 TOOK_MS, CALLS = f"{OTHER}took_ms", f"{OTHER}calls"  # no name of a carried column
 TOOK_SCHEMA = f", {TOOK_MS} double, {CALLS} long"
-TOOK = [pa.field(TOOK_MS, pa.float64()), pa.field(CALLS, pa.int64())]
+TOOK = pa.schema({TOOK_MS: pa.float64(), CALLS: pa.int64()})
 
 
 def with_call_times(
@@ -135,21 +120,17 @@ def with_call_times(
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def observed() -> list[Column]:
-    """The observed metrics for `metrics=`, with call durations."""
+def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
+    """The records' rows, observed; rows that only count calls are removed after it."""
     status = F.col("status")
-    return [
+    counted = rows.observe(
+        metrics,
         F.count_if(status == "done").alias("done"),
         F.count_if(status == "failed").alias("failed"),
         F.coalesce(F.sum("attempts"), F.lit(0)).alias("attempts"),
         F.percentile(TOOK_MS, 0.5, F.col(CALLS)).alias("p50_ms"),
         F.percentile(TOOK_MS, 0.99, F.col(CALLS)).alias("p99_ms"),
-    ]
-
-
-def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
-    """The records' rows, observed; rows that only count calls are removed after it."""
-    counted = rows.observe(metrics, *observed())
+    )
     return counted.where(F.col(CALLS).isNull()).drop(TOOK_MS, CALLS)
 
 
@@ -162,9 +143,8 @@ def result_schema(settings: TaskSettings, records: StructType) -> str:
     if settings.carry is not None:
         schema += f", value {ddl(records['value'].dataType)}{CARRIED_SCHEMA}"
     for name, called in settings.others.items():
-        if name == HASH:  # for the task only
-            continue
-        schema += f", {quoted(called)} {ddl(records[name].dataType)}"
+        if name != HASH:  # for the task only
+            schema += f", {quoted(called)} {ddl(records[name].dataType)}"
     return schema
 
 
@@ -199,14 +179,14 @@ def other_columns(df: DataFrame, carry: object, where: str, own: frozenset[str])
     return {f"{OTHER}{number}": name for number, name in enumerate(names)}
 
 
-def checked_schema(handler: Any, schema: object) -> StructType | str:
+def checked_schema(where: str, schema: object) -> StructType | str:
     """The schema of outputs; ConfigError for an invalid one."""
     if is_model(schema):
         return columns_of_model(schema)
     if isinstance(schema, StructType) or (isinstance(schema, str) and schema.strip()):
         return schema
     raise ConfigError(
-        f"process({name_of(handler)}): schema={schema!r}: give the fields of the outputs' values,"
+        f"{where}: schema={schema!r}: give the fields of the outputs' values,"
         ' such as "ride long, cost double", a StructType or a pydantic model'
     )
 

@@ -21,6 +21,8 @@ from weft.types import Headers, Record, TopicPartition
 CHUNK_ROWS_MAX = 10_000
 CHUNK_BYTES_MAX = 4 * 2**20
 NO_TIMESTAMP_MS = -1
+#: The columns that name a record.
+PLACE = ["topic", "partition", "offset"]
 #: Names of the task's columns besides those of the records.
 OTHER = "__weft_"
 
@@ -114,7 +116,7 @@ def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np
     """The rows of each partition in a batch, in their order."""
     if not batch.num_rows:
         return
-    for name in ("topic", "partition", "offset"):
+    for name in PLACE:
         if batch.column(name).null_count:
             raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
     topics = batch.column("topic").dictionary_encode()
@@ -149,7 +151,7 @@ def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:
 
 
 class InOrder(NamedTuple):
-    """A chunk, and which of its rows are of each partition."""
+    """A chunk without duplicates, and which of its rows are of each partition."""
 
     chunk: pa.RecordBatch
     places: list[tuple[TopicPartition, NDArray[np.int64]]]

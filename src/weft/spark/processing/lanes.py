@@ -35,7 +35,7 @@ from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes
 from weft.spark.processing.typed import as_json
-from weft.types import Record
+from weft.types import Record, TopicPartition
 
 _log = logging.getLogger("weft.spark")
 
@@ -46,9 +46,6 @@ NO_BOUNDS = Limits(
 #: bytes of outputs that Spark has not taken yet; above it no further record starts
 OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
-
-#: Records by partition, with their sizes.
-Intake = Sequence[tuple[Partition, list[Record], list[int]]]
 
 
 class TaskEngine(Engine):
@@ -62,14 +59,18 @@ class TaskEngine(Engine):
         self.wanted = 1
         self.enough = threading.Event()
 
-    def polled_again(self, now: float, batches: Intake, attempts: Mapping[Key, int]) -> None:
+    def polled_again(
+        self,
+        now: float,
+        batches: Sequence[tuple[Partition, list[Record], list[int]]],
+        attempts: Mapping[Key, int],
+    ) -> None:
         """Like `polled`, with the attempts of an earlier micro-batch before any record starts."""
         self.halt(now, "feed", on=True)
         self.polled(now, batches)
         for partition, _, _ in batches:
             for work in partition.works():
-                record = work.record
-                failed = attempts.get((record.topic, record.partition, record.offset))
+                failed = attempts.get(work.record[:3])
                 if failed and work.failure is None:
                     work.resume(failed, self.state.texts)
         self.halt(now, "feed", on=False)
@@ -107,18 +108,6 @@ class TaskEngine(Engine):
             self.enough.set()
 
 
-def can_be_ahead(options: HandlerOptions, plan: HandlerPlan) -> bool:
-    """Whether calls that do not wait need nothing of the core."""
-    spec, decoding = plan.spec, plan.decoding
-    return (
-        options.kind == "async"
-        and plan.prefetch is None
-        and not (decoding is not None and decoding.waits)
-        and spec.batch is None
-        and spec.rate_limit_per_s >= ALL_STARTS_PER_S
-    )
-
-
 class Lanes:
     """Calls the handler for records and collects the results."""
 
@@ -139,11 +128,18 @@ class Lanes:
         self._fatal: fx.Fatal | None = None
         self._door.on_died = self._died
         self._ahead = None
-        if loop is not None and can_be_ahead(options, plan):
+        if (  # calls that do not wait need nothing of the core
+            loop is not None
+            and options.kind == "async"
+            and plan.prefetch is None
+            and not (plan.decoding is not None and plan.decoding.waits)
+            and plan.spec.batch is None
+            and plan.spec.rate_limit_per_s >= ALL_STARTS_PER_S
+        ):
             self._ahead = Ahead(plan, loop)
         executors = Executors(self._door, lambda reason: None, loop, group, lifespan=None)
         self._executor = executors.of(options, plan)
-        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
         #: outputs of finished records, until they are taken
         self._outputs: dict[Work, Outputs] = {}
         self._held_bytes = 0
@@ -181,7 +177,7 @@ class Lanes:
         """Records that were fed and are not finished, with their failed attempts."""
         return self._door.call(
             lambda *_: {
-                (work.record.topic, work.record.partition, work.record.offset): work.attempts
+                work.record[:3]: work.attempts
                 for partition in self._partitions.values()
                 for work in partition.works()
             }
@@ -306,8 +302,6 @@ class Lanes:
 
 
 # -- slow ------------------------------------------------------------------------------------------
-# Very long calls: one line in the executor's log, as a waiting task logs nothing.
-
 
 #: A call that has run so long is logged, and again at this interval.
 SLOW_S = 60.0
@@ -316,7 +310,7 @@ LOOK_EVERY_S = 15.0
 
 
 class SlowCalls:
-    """Checks the running calls periodically, and remembers since when each was seen."""
+    """One line in the executor's log for very long calls: a waiting task logs nothing."""
 
     def __init__(self) -> None:
         self._next_look = time.monotonic() + LOOK_EVERY_S

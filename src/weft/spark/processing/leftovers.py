@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from weft.errors import ConfigError, FatalError
+from weft.spark.processing.intake import PLACE
 
 ATTEMPTS = "__weft_attempts"
 #: as many batches as Spark keeps to go back to
@@ -87,9 +88,9 @@ class Leftovers:
                 batches = chain([first], batches)
             batches = chain(rows.combine_chunks().to_batches(), batches)
         for batch in batches:
-            kept = (
-                batch if not self.decided else batch.filter(pc.invert(_among(batch, self.decided)))
-            )
+            kept = batch
+            if self.decided:
+                kept = batch.filter(pc.invert(_among(batch, self.decided)))
             if kept.num_rows:
                 yield kept
 
@@ -100,7 +101,7 @@ class Leftovers:
     def decide(self, rows: pa.Table | None, unfinished: dict[Key, int]) -> None:
         """Leave these keys of the rows over; raises FatalError if others were decided before."""
         if rows is None:  # no rows, so no leftovers
-            rows = pa.table({"topic": [], "partition": [], "offset": []})
+            rows = pa.table({name: [] for name in PLACE})
         left = rows.filter(_among(rows, unfinished)) if unfinished else rows.slice(0, 0)
         attempts = [unfinished[key] for key in (_keys_of(left) if left.num_rows else ())]
         left = left.append_column(ATTEMPTS, pa.array(attempts, pa.int32()))
@@ -139,7 +140,7 @@ def _keys(table: pa.Table | None) -> dict[Key, int] | None:
 
 
 def _keys_of(rows: pa.Table | pa.RecordBatch) -> list[Key]:
-    columns = (rows.column(name).to_pylist() for name in ("topic", "partition", "offset"))
+    columns = (rows.column(name).to_pylist() for name in PLACE)
     return list(zip(*columns, strict=True))
 
 
@@ -149,6 +150,6 @@ def _among(rows: pa.Table | pa.RecordBatch, keys: dict[Key, int]) -> pa.Array:
     near = pc.is_in(rows.column("offset"), value_set=offsets)
     found = np.array(near.to_numpy(zero_copy_only=False), np.bool_)
     places = np.flatnonzero(found)
-    some = rows.select(["topic", "partition", "offset"]).take(pa.array(places))
+    some = rows.select(PLACE).take(pa.array(places))
     found[places] = [key in keys for key in _keys_of(some)]
     return pa.array(found)

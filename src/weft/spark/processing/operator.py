@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from weft.app import app_of
 from weft.errors import ConfigError
-from weft.options import HandlerOptions
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
     OWN,
@@ -27,27 +26,26 @@ from weft.spark.processing.columns import (
     result_schema,
     results_column,
 )
+from weft.spark.processing.intake import PLACE
 from weft.spark.processing.payload import packed
 from weft.spark.processing.settings import (
     UNSET,
     LeftOut,
     TaskSettings,
-    checked_carry,
-    checked_metrics,
-    checked_progress,
-    checked_slots,
+    check_arguments,
     handler_options,
     lifespan_of,
     name_of,
+    where_of,
 )
 from weft.spark.processing.stretches import HASH, pinned
 from weft.spark.processing.typed import quoted
 
-#: most cores that can be counted through Spark Connect
-CORES_MAX = 100_000
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
+
+#: most cores that can be counted through Spark Connect
+CORES_MAX = 100_000
 
 
 def process(
@@ -101,15 +99,18 @@ def process(
         "ordering": ordering, "concurrency": concurrency, "retry": retry,
         "timeout_s": timeout_s, "on_exhausted": on_exhausted, "value": value,
     }  # fmt: skip
-    options = handler_options(handler, given)
+    options, where = handler_options(handler, given), where_of(handler)
     streaming = getattr(df, "isStreaming", False)
-    checked_slots(handler, slots)
-    checked_carry(handler, carry)
-    checked_progress(handler, progress, deadline_s, streaming=streaming)
-    fields = None if schema is None else checked_schema(handler, schema)
-    own = OWN if fields is None else OWN | {RESULTS}
-    records, others = _records(df, options, carry, own)
-    checked_metrics(handler, metrics, streaming=streaming)
+    check_arguments(
+        where, streaming=streaming, slots=slots, carry=carry, progress=progress,
+        deadline_s=deadline_s, metrics=metrics,
+    )  # fmt: skip
+    fields = None if schema is None else checked_schema(where, schema)
+    # What tasks get; and how it calls other columns that rows carry -> their names.
+    columns = input_columns(df, options.value, where)
+    others = other_columns(df, carry, where, OWN if fields is None else OWN | {RESULTS})
+    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
+    records = df.select(*columns)
     if progress is not None and not streaming:
         others[HASH] = HASH
         records = records.withColumn(HASH, hash_column(records))
@@ -129,17 +130,6 @@ def process(
     if metrics is not None:
         rows = observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn(RESULTS, results_column(fields))
-
-
-def _records(
-    df: DataFrame, options: HandlerOptions, carry: object, own: frozenset[str]
-) -> tuple[DataFrame, dict[str, str]]:
-    """What tasks get; and how it calls other columns that rows carry -> their names."""
-    where = f"process({name_of(options.function)})"
-    columns = input_columns(df, options.value, where)
-    others = other_columns(df, carry, where, own)
-    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
-    return df.select(*columns), others
 
 
 def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> DataFrame:
@@ -253,10 +243,9 @@ def default_slots(spark: SparkSession) -> int:
 # -- after process ---------------------------------------------------------------------------------
 # Several tables from one run of the handler, and replays of failed rows.
 
-RECORD = ("topic", "partition", "offset")
-LANE = ("topic", "partition", "key")
+LANE = ["topic", "partition", "key"]
 #: Required columns of a table of failed rows.
-NEEDED = (*LANE, "offset", "status", "value")
+FAILED_ROW = (*LANE, "offset", "status", "value")
 
 
 def once(write: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
@@ -290,24 +279,23 @@ def replay(
     Raises ConfigError for a stream and for missing columns.
     """
     where = f"replay({name_of(handler)})"
-    for given in (dead, *([] if results is None else [results])):
-        if given.isStreaming:
+    for given in (dead, results):
+        if given is not None and given.isStreaming:
             raise ConfigError(f"{where}: a stream has no end to replay: read the table as a batch")
-    missing = [name for name in NEEDED if name not in dead.columns]
+    missing = [name for name in FAILED_ROW if name not in dead.columns]
     if missing:
         raise ConfigError(
             f"{where}: the failed rows have no column {' and no column '.join(missing)}: write "
             'them from process(..., carry="failed")'
         )
-    again = dead.where("status = 'failed'").dropDuplicates(list(RECORD))
+    again = dead.where("status = 'failed'").dropDuplicates(PLACE)
     if results is None:
         handled = process(again, handler, **options)
         return handled.withColumn("overtaken_by", F.lit(None).cast("long"))
     done = results.where("status = 'done'")
-    again = again.join(done.select(*RECORD), list(RECORD), "left_anti")
+    again = again.join(done.select(*PLACE), PLACE, "left_anti")
     handled = process(again, handler, **options)
-    names = handled.columns
     last = done.groupBy(*LANE).agg(F.max("offset").alias("overtaken_by"))
-    joined = handled.join(last, list(LANE), "left")
+    joined = handled.join(last, LANE, "left")
     later = F.when(F.col("overtaken_by") > F.col("offset"), F.col("overtaken_by"))
-    return joined.withColumn("overtaken_by", later).select(*names, "overtaken_by")
+    return joined.withColumn("overtaken_by", later).select(*handled.columns, "overtaken_by")

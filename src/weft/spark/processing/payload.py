@@ -1,4 +1,8 @@
-"""The handler, shipped to the executors by value, with the modules that it imports."""
+"""The handler, shipped to the executors by value, with the user's modules that it imports.
+
+The driver reads the imports from the sources, also those inside functions, and follows them as long
+as they lead to files that are not installed. In a task they are imported from memory.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from typing import NamedTuple, cast
 from weft.errors import ConfigError
 from weft.spark.fleet import shipping
 from weft.spark.fleet.limits import APP_BYTES_MAX
-from weft.spark.processing.settings import TaskSettings, name_of
+from weft.spark.processing.settings import TaskSettings, where_of
 
 
 def packed(settings: TaskSettings) -> bytes:
     """The settings as the tasks load them; raises ConfigError that names what cannot be shipped."""
     options = settings.options
     carried = [options.function, settings.lifespan, options.value, options.prefetch]
-    where = f"process({name_of(options.function)})"
+    where = where_of(options.function)
     written_in = shipping.modules_behind(carried)
     with shipping.by_value(written_in):
         try:
@@ -51,11 +55,7 @@ def unpacked(payload: bytes) -> TaskSettings:
     return cast("TaskSettings", pickle.loads(data))  # noqa: S301  # our own driver wrote it
 
 
-# -- modules ---------------------------------------------------------------------------------------
-# The user's own modules that a handler imports are shipped with it.
-#
-# The driver reads the imports from the sources, also those inside functions, and follows them as
-# long as they lead to files that are not installed. In a task they are imported from memory.
+# -- modules, on the driver ------------------------------------------------------------------------
 
 
 class Source(NamedTuple):
@@ -63,12 +63,6 @@ class Source(NamedTuple):
 
     text: str
     is_package: bool
-
-
-Sources = Mapping[str, Source]
-
-
-# -- on the driver ---------------------------------------------------------------------------------
 
 
 def sources_of(modules: Iterable[types.ModuleType]) -> dict[str, Source]:
@@ -127,16 +121,16 @@ def _own_file(name: str) -> Path | None:
     return path if path.is_dir() or path.suffix == ".py" else None
 
 
-# -- in a task -------------------------------------------------------------------------------------
+# -- modules, in a task ----------------------------------------------------------------------------
 
 
 class Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports modules from the sources that were shipped with the handler."""
 
     def __init__(self) -> None:
-        self.sources: Sources = {}
+        self.sources: Mapping[str, Source] = {}
 
-    def replace(self, sources: Sources) -> None:
+    def replace(self, sources: Mapping[str, Source]) -> None:
         """Import these from now on; modules of another job's handler are dropped.
 
         Spark uses a worker for many jobs, and a notebook ships the same module again, changed.

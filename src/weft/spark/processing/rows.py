@@ -43,29 +43,20 @@ def carried(
 ) -> Iterator[tuple[pa.RecordBatch, Sequence[Work]]]:
     """The batches with the columns that `carry=` adds; `value`: the type of the records' values."""
     schema = pa.schema([*ARROW_SCHEMA, pa.field("value", value), *CARRIED])
-    now_s, now = time.time(), time.monotonic()
+    clocks_s = time.time() - time.monotonic()
+
+    def story(work: Work) -> list[dict[str, Any]]:
+        return [{"at": int((clocks_s + at) * 1e6), "what": what} for at, what in work.story()]
+
     for batch, works in batches:
-        kept = (
-            list(works)
-            if carry == "all"
-            else [
-                w if w.failure is not None and w.failure.given_up is not None else None
-                for w in works
-            ]
-        )
+        kept = [w if carry == "all" or (w.failure and w.failure.given_up) else None for w in works]
         records = [None if w is None else w.record for w in kept]
-        times = [None if r is None or r[3] < 0 else r[3] for r in records]
-        stories = [
-            [{"at": int((now_s + at - now) * 1e6), "what": what} for at, what in w.story()]
-            if w is not None
-            else None
-            for w in kept
-        ]
+        times = [None if r is None or r.timestamp_ms < 0 else r.timestamp_ms for r in records]
         columns = [
-            pa.array([None if r is None else r[5] for r in records], value),
+            pa.array([r and r.value for r in records], value),
             pc.multiply(pa.array(times, pa.int64()), 1000).cast(MICROSECONDS),
-            pa.array([None if r is None else r[6] for r in records], HEADERS),
-            pa.array(stories, STORY),
+            pa.array([r and r.headers for r in records], HEADERS),
+            pa.array([w and story(w) for w in kept], STORY),
         ]
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema), works
 

@@ -60,7 +60,7 @@ class TaskSettings:
 
 def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
     """The options to run with; raises ConfigError that names what `process` cannot do."""
-    where = f"process({name_of(handler)})"
+    where = where_of(handler)
     if not callable(handler):
         raise ConfigError(f"{where}: the handler is not callable: give a function")
     explicit = {name: value for name, value in given.items() if value is not UNSET}
@@ -96,6 +96,11 @@ def name_of(handler: Any) -> str:
     return getattr(handler, "__name__", type(handler).__name__)
 
 
+def where_of(handler: Any) -> str:
+    """How messages about this call of `process` start."""
+    return f"process({name_of(handler)})"
+
+
 def _refuse(where: str, options: HandlerOptions) -> None:
     """Refuse options that need a consumer, or that Spark's retries of tasks would break."""
     if options.kind == "processes":
@@ -122,7 +127,7 @@ def _refuse(where: str, options: HandlerOptions) -> None:
 
 def lifespan_of(handler: Any, lifespan: Any) -> Callable[..., Any] | None:
     """The explicit lifespan or the app's."""
-    where, app = f"process({name_of(handler)})", app_of(handler)
+    where, app = where_of(handler), app_of(handler)
     if lifespan is None:
         return None if app is None else app.options.lifespan
     if not callable(lifespan):
@@ -135,49 +140,51 @@ def lifespan_of(handler: Any, lifespan: Any) -> Callable[..., Any] | None:
     return lifespan  # type: ignore[no-any-return]  # callable, as just seen
 
 
-def checked_carry(handler: Any, carry: object) -> None:
-    """ConfigError unless `carry` is one of the words or a list of columns."""
+def check_arguments(
+    where: str,
+    *,
+    streaming: bool,
+    slots: object,
+    carry: object,
+    progress: object,
+    deadline_s: object,
+    metrics: object,
+) -> None:
+    """Raise ConfigError for an argument that is invalid, or not for a batch or a stream."""
+    if slots is not None and not is_whole(slots, 1, SLOTS_MAX):
+        raise ConfigError(
+            f"{where}: slots={slots!r}: give a whole number of tasks from 1 to {SLOTS_MAX}, or None"
+            " for one a core"
+        )
     named = isinstance(carry, list | tuple) and all(isinstance(one, str) for one in carry)
     if not named and carry not in CARRY:
         raise ConfigError(
-            f'process({name_of(handler)}): carry={carry!r}: give None, "failed" or "all" (which '
-            'rows carry the record\'s value, timestamp, headers and story), "*" or a list of '
-            "columns that all rows carry"
+            f'{where}: carry={carry!r}: give None, "failed" or "all" (which rows carry the '
+            "record's value, timestamp, headers and story), "
+            '"*" or a list of columns that all rows carry'
         )
-
-
-def checked_progress(
-    handler: Any, progress: object, deadline_s: object, *, streaming: bool
-) -> None:
-    """ConfigError unless it is a folder, in a batch alone, in a stream with a deadline."""
-    where = f"process({name_of(handler)})"
     if progress is not None and not (isinstance(progress, str) and progress.strip()):
         raise ConfigError(
             f"{where}: progress={progress!r:.80}: give a folder that all executors reach, as a path"
             " or a URI"
         )
-    if deadline_s is None:
-        if progress is not None and streaming:
+    if deadline_s is not None:
+        if not is_positive(deadline_s) or not isinstance(progress, str):
             raise ConfigError(
-                f"{where}: progress={progress!r}: a stream resumes from its checkpoint: leave it"
-                " out, or give deadline_s= too"
+                f"{where}: deadline_s={deadline_s!r:.80}: give seconds above 0, and progress=, a "
+                "shared folder in which unfinished rows wait for the next micro-batch"
             )
-        return
-    if not is_positive(deadline_s) or not isinstance(progress, str):
+        if not streaming:
+            raise ConfigError(f"{where}: deadline_s is for streams: a batch has no next one")
+        shared_folder(progress)
+    elif progress is not None and streaming:
         raise ConfigError(
-            f"{where}: deadline_s={deadline_s!r:.80}: give seconds above 0, and progress=, a shared"
-            " folder in which unfinished rows wait for the next micro-batch"
+            f"{where}: progress={progress!r}: a stream resumes from its checkpoint: leave it out,"
+            " or give deadline_s= too"
         )
-    if not streaming:
-        raise ConfigError(f"{where}: deadline_s is for streams: a batch has no next one")
-    shared_folder(progress)
-
-
-def checked_metrics(handler: Any, metrics: object, *, streaming: bool) -> None:
-    """ConfigError unless it is a name or, in a batch, an Observation."""
-    where = f"process({name_of(handler)}): metrics={metrics!r:.80}"
     if metrics is None or (isinstance(metrics, str) and metrics.strip()):
         return
+    where += f": metrics={metrics!r:.80}"
     if type(metrics).__name__ != "Observation":
         raise ConfigError(f"{where}: give a name, or a pyspark.sql.Observation in a batch")
     if streaming:
@@ -185,13 +192,3 @@ def checked_metrics(handler: Any, metrics: object, *, streaming: bool) -> None:
             f"{where}: an Observation is for batches: give a name, under which the progress of the "
             "query has them in observedMetrics"
         )
-
-
-def checked_slots(handler: Any, slots: object) -> None:
-    """ConfigError unless `slots` is None or a number of tasks."""
-    if slots is None or is_whole(slots, 1, SLOTS_MAX):
-        return
-    raise ConfigError(
-        f"process({name_of(handler)}): slots={slots!r}: give a whole number of tasks from 1 to "
-        f"{SLOTS_MAX}, or None for one a core"
-    )

@@ -26,7 +26,7 @@ from pyarrow import fs
 
 from weft.errors import ConfigError
 from weft.runtime.logs import traced
-from weft.spark.processing.intake import by_place
+from weft.spark.processing.intake import PLACE, by_place
 from weft.types import TopicPartition
 
 _log = logging.getLogger("weft.spark")
@@ -141,7 +141,7 @@ class Stretches:
         # Which records are done; for one in two files the first counts.
         found: dict[TopicPartition, list[tuple[Any, Any, Any]]] = {}
         for number, name in enumerate(self._names):
-            for batch in self._read(name, ["topic", "partition", "offset", HASH]):
+            for batch in self._read(name, [*PLACE, HASH]):
                 offsets, marks = batch.column("offset").to_numpy(), batch.column(HASH).to_numpy()
                 for place, rows in by_place(batch):
                     stretch = np.full(len(rows), number)

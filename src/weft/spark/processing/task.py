@@ -1,10 +1,20 @@
-"""One task of `process`: Arrow batches in, rows out, the handler called in between."""
+"""One task of `process`: Arrow batches in, rows out, the handler called in between.
+
+    batches -> Leftovers.with_earlier (deadline_s= of a stream) or Stretches.fresh (progress=)
+            -> chunks: `sorted_chunks` in a stream; a batch's rows come sorted
+            -> `_done_ahead`: calls that neither wait nor fail (ahead.py)
+            -> `Lanes.feed`: the core (lanes.py) -> finished records -> `row_batches` (rows.py)
+            -> `carried` and `Held.added`: carried columns -> Stretches.kept -> `with_call_times`
+
+All of it is generators on the task's thread: nothing runs while Spark takes its rows but calls that
+have started, and retries.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -71,15 +81,15 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                 kind = first.schema.field("value").type
                 value = kind if pa.types.is_struct(kind) else value
                 batches = chain([first], batches)
-            if settings.progress is not None and left is None:
-                context = TaskContext.get()
-                # The number of this part of the data: the same lanes for the same number of slots.
-                kept = Stretches(settings.progress, context.partitionId() if context else 0)
-                batches = kept.fresh(batches)
-            held = Held(list(settings.others), list(settings.others.values()))
+            held = Held(settings.others)
             if left is not None:
                 found = _rows_in_time(settings, lanes, held, batches, left)
             else:
+                if settings.progress is not None:
+                    context = TaskContext.get()
+                    # The number of this part of the data: the same lanes for equally many slots.
+                    kept = Stretches(settings.progress, context.partitionId() if context else 0)
+                    batches = kept.fresh(batches)
                 found = _rows(settings, lanes, held, batches)
             if settings.carry:
                 found = carried(found, settings.carry, value)
@@ -254,11 +264,6 @@ def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
 
 
 # -- held ------------------------------------------------------------------------------------------
-# The DataFrame's other columns, from a task's input to its rows: `carry="*"`.
-#
-# They stay Arrow: no Python objects are created. A task's input is kept by partition in offset
-# order, so the rows of finished records are found by binary search.
-
 
 #: A piece with a smaller unfinished part than this is copied: one slow record must not keep
 #: thousands of others in memory.
@@ -290,18 +295,23 @@ class _Piece:
 
 
 class Held:
-    """Carried columns of a task's records."""
+    """The DataFrame's other columns, from a task's input to its rows: `carry="*"`.
 
-    def __init__(self, names: Sequence[str], output: Sequence[str]) -> None:
-        """`names`: the columns in the task's input; `output`: their names in its rows."""
-        self._names, self._output = list(names), list(output)
+    They stay Arrow: no Python objects are created. A task's input is kept by partition in offset
+    order, so the rows of finished records are found by binary search.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """`names`: the columns' names in the task's input -> in its rows."""
+        self._names = names
         self._pieces: dict[TopicPartition, list[_Piece]] = {}
+        #: the first offset of each piece
         self._first: dict[TopicPartition, list[int]] = {}
 
     def keep(self, place: TopicPartition, rows: pa.RecordBatch) -> None:
         """Add rows of one partition, after the earlier ones."""
         offsets = rows.column("offset").to_numpy()
-        piece = _Piece(offsets, rows.select(self._names), np.ones(len(offsets), np.bool_))
+        piece = _Piece(offsets, rows.select(list(self._names)), np.ones(len(offsets), np.bool_))
         self._pieces.setdefault(place, []).append(piece)
         self._first.setdefault(place, []).append(int(offsets[0]))
 
@@ -309,8 +319,8 @@ class Held:
         """The rows of finished records, with these columns after their own."""
         for batch, works in finished:
             more = self._columns_of(works)
-            fields = [pa.field(n, c.type) for n, c in zip(self._output, more, strict=True)]
-            schema = pa.schema([*batch.schema, *fields])
+            names = zip(self._names.values(), more, strict=True)
+            schema = pa.schema([*batch.schema, *(pa.field(name, c.type) for name, c in names)])
             yield pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema), works
 
     def _columns_of(self, works: Sequence[Work]) -> list[pa.Array]:

@@ -32,7 +32,7 @@ def finished(places):
 def test_each_row_has_its_own_columns_in_whatever_order_records_finish(seed):
     """Several partitions, pieces with gaps, any order: by a seed."""
     chance = random.Random(seed)
-    held, waiting = Held([NAME], ["city"]), []
+    held, waiting = Held({NAME: "city"}), []
     ends = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0}
     for _ in range(60):
         place = chance.choice(list(ends))
@@ -54,7 +54,7 @@ def test_each_row_has_its_own_columns_in_whatever_order_records_finish(seed):
 
 def test_one_slow_record_does_not_keep_its_whole_piece():
     """Of a piece that is mostly gone only the rest is kept."""
-    held, place = Held([NAME], ["city"]), ("t", 0)
+    held, place = Held({NAME: "city"}), ("t", 0)
     held.keep(place, piece(place, range(100)))
     list(held.added([finished([(place, o) for o in range(99)])]))
     (kept,) = held._pieces[place]

@@ -14,8 +14,7 @@ from weft.spark.processing.settings import (
     SLOTS_MAX,
     UNSET,
     TaskSettings,
-    checked_carry,
-    checked_slots,
+    check_arguments,
     handler_options,
     lifespan_of,
 )
@@ -23,6 +22,12 @@ from weft.spark.processing.settings import (
 
 def plain(record):
     return None
+
+
+def check(**given):
+    """The other arguments, all left out but these."""
+    known = dict.fromkeys(("slots", "carry", "progress", "deadline_s", "metrics"))
+    check_arguments("process(plain)", streaming=False, **{**known, **given})
 
 
 def declared(function=None, **options):
@@ -67,9 +72,9 @@ def test_a_declared_stop_and_dead_letter_stay(policy):
 def test_carry_is_a_word_or_columns(carry):
     """None, failed, all, a star or a list of names; anything else is told."""
     for known in (None, "failed", "all", "*", ["a"], []):
-        checked_carry(plain, known)
+        check(carry=known)
     with pytest.raises(ConfigError, match=r'process\(plain\): carry=.*"failed" or "all"'):
-        checked_carry(plain, carry)
+        check(carry=carry)
 
 
 def ledger_handler(record, tx):
@@ -108,14 +113,14 @@ def test_what_cannot_be_is_one_line_that_names_it(handler, given, told):
 @pytest.mark.parametrize("slots", [None, 1, SLOTS_MAX])
 def test_slots_within_the_limits(slots):
     """None, one task, and as many as may be."""
-    checked_slots(plain, slots)
+    check(slots=slots)
 
 
 @pytest.mark.parametrize("slots", [0, -1, SLOTS_MAX + 1, 2.0, True, "2"])
 def test_slots_outside_the_limits(slots):
     """Anything else is refused with the range."""
     with pytest.raises(ConfigError, match=r"process\(plain\): slots=.* from 1 to"):
-        checked_slots(plain, slots)
+        check(slots=slots)
 
 
 def test_the_lifespan_is_the_apps_unless_given():
