@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -70,7 +70,7 @@ _LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 
 
-class Lent(Shares):
+class LentShares(Shares):
     """A fleet member's shares do not depend on its partitions: the driver lends."""
 
     def __init__(self, routes: Routes, plans: Sequence[HandlerPlan], borrowing: Borrowing) -> None:
@@ -95,24 +95,23 @@ class MemberRun(Run):
         instance_id: str | None,
         checked: bool,
         table: TableLine | None,
-        on_found: Callable[[Mapping[TopicPartition, Found]], None],
+        link: Link,
         borrowing: Borrowing,
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
         `checked`: an earlier run of this member has checked the cluster.
         `table`: the connection to the table for results.
-        `on_found` gets the committed offsets of partitions as they are assigned.
         `borrowing`: what the driver lends of budgets.
         """
-        self._on_found = on_found
+        self._link = link
         self.instance_id = instance_id
         self._checked = checked
         self._table = table
         self._borrowing = borrowing
         super().__init__(app, until=None, stream=None)
         self._outside.muted = True  # the driver serves all members
-        self._shares = Lent(self._routes, self._plans, borrowing)
+        self._shares = LentShares(self._routes, self._plans, borrowing)
 
     def _connect(self) -> Connection:
         connection = super()._connect()
@@ -141,7 +140,8 @@ class MemberRun(Run):
 
         def found(committed: Mapping[TopicPartition, Found]) -> None:
             also(committed)
-            self._on_found(committed)
+            rows = places_at_start(committed, self._options.on_offset_lost)
+            self._link.deliver({"type": "begun", "partitions": rows})
 
         return replace(config, on_found=found, on_lease=self._borrowing.urge)
 
@@ -324,17 +324,12 @@ class Host:
 
     def _live(self) -> RunReport:
         """One run of the member: from joining the group to having left it."""
-
-        def begun(found: Mapping[TopicPartition, Found]) -> None:
-            rows = places_at_start(found, self._app.options.on_offset_lost)
-            self._link.deliver({"type": "begun", "partitions": rows})
-
         run = MemberRun(
             self._app,
             instance_id=self._instance_id,
             checked=bool(self._welcome["again"]),
             table=self._table,
-            on_found=begun,
+            link=self._link,
             borrowing=self._borrowing,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)

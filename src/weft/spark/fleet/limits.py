@@ -20,9 +20,11 @@ UNAUTHENTICATED_S = 1.0
 HANDSHAKE_S = 10.0
 #: most results of a member that the driver has not acknowledged
 RESULTS_UNDER_WAY_MAX = 1_000
+#: most log lines of a member that wait for a connection
 LOG_LINES_MAX = 1_000
 LOG_LINE_CHARS_MAX = 8_192
 
+#: interval of a member's reports while something changes
 PROGRESS_EVERY_S = 0.25
 #: interval of a member's reports if nothing changes
 ALIVE_EVERY_S = 0.8
@@ -35,6 +37,7 @@ DEATHS_MAX = 10
 DEATHS_WINDOW_S = 120.0
 #: a member that is away for this long is logged
 AWAY_S = 5.0
+#: pause before a member that broke restarts in its process; it doubles up to the second value
 AGAIN_S, AGAIN_MAX_S = 0.5, 5.0
 #: a killed member is removed from its group unless it is back after so long: in a rebalance that
 #: waits for it, and in an idle group, where only its own partitions wait

@@ -1,4 +1,20 @@
-"""The driver's side of every member: connections, received and sent messages."""
+"""The driver's side of every member: connections, received and sent messages.
+
+    a member sends    the driver
+    hello             answers `welcome` with the orders in force (wire.py, server.py)
+    begun, up         notes where its partitions start, and that it has joined the group
+    progress          notes counts, finished partitions and positions; some times per second
+    snapshot, answer  passes them to the caller of `shots` or `ask`
+    results           passes them to the reader, and then answers `taken` (results.py)
+    event, ask        calls the user's callbacks; obeys a handler's app.stop(), pause(), resume()
+    log               writes the line
+    lease, table      answers `lent` (lending.py) or `table` (table/committer.py)
+    died, bye         counts a death: the process restarts the run; notes that the process leaves
+
+On its own account the driver sends `stop`, `leave`, `pause`, `results` (whether they have a
+reader), `snapshot` and `question`. What is lost with a connection comes again: the welcome has the
+orders, and a member repeats what has no answer (link.py).
+"""
 
 from __future__ import annotations
 
@@ -72,12 +88,12 @@ class Roster:
         self.orders = orders
         self.changed = threading.Condition()
         self._receivers = receivers
-        self._shot_id = 0
+        self._queries = count(1)
         self._assignments = count(1)
         #: query -> the answers so far, by member
         self._answers: dict[int, dict[int, Any]] = {}
         #: the member of each connection, also of one that was replaced and still flushes
-        self._lives: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
+        self._incarnations: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
         #: highest number of received results, by member and run
         self._taken: dict[Incarnation, int] = {}
         #: last reported positions of ended members, until another member starts there
@@ -91,7 +107,7 @@ class Roster:
         host, pid, attempt = str(hello["host"])[:200], int(hello["pid"]), int(hello["attempt"])
         incarnation = Incarnation(host, pid, generation, attempt)
         slot = self.slots[index]
-        self._lives[wire] = incarnation
+        self._incarnations[wire] = incarnation
         with self.changed:
             old = slot.wire
             if old is not None and slot.incarnation != incarnation:
@@ -234,13 +250,13 @@ class Roster:
             )
 
     def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
-        life, sequence = self._lives[wire], int(message["sequence"])
+        incarnation, sequence = self._incarnations[wire], int(message["sequence"])
         results: list[Result] = []
         taken = {"type": "taken", "sequence": sequence}
         with slot.taking:
-            before = self._taken.get(life, 0)
+            before = self._taken.get(incarnation, 0)
             fresh = sequence > before
-            self._taken[life] = max(sequence, before)
+            self._taken[incarnation] = max(sequence, before)
             # Values are pickles: unrequested ones and duplicates are not loaded.
             if fresh and self.orders.results:
                 try:
@@ -276,9 +292,7 @@ class Roster:
 
         Each partition is in one of them: that of its owner among those that report it.
         """
-        with self.changed:
-            self._shot_id += 1
-            number = self._shot_id
+        number = next(self._queries)
         self.send_all({"type": "snapshot", "id": number})
 
         def answered() -> bool:
@@ -320,9 +334,8 @@ class Roster:
 
         `of`: query only this one.
         """
+        number = next(self._queries)
         with self.changed:
-            self._shot_id += 1
-            number = self._shot_id
             answers = self._answers[number] = {}
             wires = [one.wire for one in (self.slots if of is None else [of]) if one.wire]
         asked = sum(_send(one, {**question, "type": "question", "id": number}) for one in wires)

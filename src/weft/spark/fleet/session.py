@@ -42,22 +42,14 @@ class ClassicSession:
     """A session with a SparkContext; `own`: it ends with the fleet."""
 
     def __init__(self, spark: SparkSession, *, own: bool) -> None:
-        self.spark = spark
+        self.spark, self.own = spark, own
         self.context: SparkContext = spark.sparkContext
+        self.master = str(self.context.master)
+        #: the address of Spark's UI, None if it is disabled
+        self.ui: str | None = self.context.uiWebUrl
         wanted = str(self.context.getConf().get("spark.decommission.enabled")).lower() == "true"
-        #: None: Spark decommissions no executor, or cannot be queried
-        self._decommissions = True if wanted else None
-        self.own = own
-
-    @property
-    def master(self) -> str:
-        """Its master's URL."""
-        return str(self.context.master)
-
-    @property
-    def ui(self) -> str | None:
-        """The address of Spark's UI, None if it is disabled."""
-        return self.context.uiWebUrl
+        #: Spark may decommission executors, and can be queried for that
+        self._decommissions = wanted
 
     @property
     def stopped(self) -> bool:
@@ -83,14 +75,14 @@ class ClassicSession:
 
     def going(self, executors: Collection[str]) -> list[str]:
         """Those of these executors that are being decommissioned. Only Spark's Java has a call."""
-        if self._decommissions is None or self.stopped:
+        if not self._decommissions or self.stopped:
             return []
         try:
             state = self.context._jsc.sc().taskScheduler().getExecutorDecommissionState  # noqa: SLF001  # see above
             return [one for one in executors if state(one).isDefined()]
         except Exception:
             _log.debug("Spark's scheduler cannot be asked", exc_info=True)
-            self._decommissions = None
+            self._decommissions = False
             return []
 
     def removed(self, executor: str) -> bool:
@@ -154,23 +146,17 @@ class ConnectSession:
     when the member has left. Queries are tagged with the run, and interrupted by that tag.
     """
 
+    #: only the server knows its address
+    ui: str | None = None
+
     def __init__(self, spark: Any, *, own: bool) -> None:
         """Raises ConfigError if it was stopped, or the server's settings would end members."""
         self.spark, self.own = spark, own
         self._builder = spark.client._builder  # noqa: SLF001  # PySpark has no public way to ask where the server is
+        self.master = f"sc://{self._builder.endpoint}"
         if self.stopped:
             raise ConfigError("the Spark Connect session has been stopped: give a running one")
         refuse_what_kills(lambda name: spark.conf.get(name, None))
-
-    @property
-    def master(self) -> str:
-        """The server's address."""
-        return f"sc://{self._builder.endpoint}"
-
-    @property
-    def ui(self) -> str | None:
-        """Only the server knows."""
-        return None
 
     @property
     def stopped(self) -> bool:

@@ -37,19 +37,11 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _COMPILED = tuple(
     f"weft/{part}"
     for part in (
-        *("__init__", "_version", "app", "errors", "options", "policies", "routing", "types"),
-        *(
-            "codec/",
-            "core/",
-            "kafka/",
-            "ledger/",
-            "runtime/",
-            "spark/__init__",
-            "spark/fleet/",
-            "spark/table/",
-        ),
+        "__init__", "_version", "app", "errors", "options", "policies", "routing", "types",
+        "codec/", "core/", "kafka/", "ledger/", "runtime/", "spark/__init__", "spark/fleet/",
+        "spark/table/",
     )
-)
+)  # fmt: skip
 #: Flags of a .pyc that has its source's hash and is not checked against it.
 _UNCHECKED = (0b01).to_bytes(4, "little")
 #: folders that hold no sources of the app
@@ -246,8 +238,7 @@ def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path
     source = Path(str(module.__file__)).resolve()
     top, _, inside = module.__name__.partition(".")
     if inside:
-        root = source.parents[len(inside.split("."))] if source.name == "__init__.py" else None
-        root = root or source.parents[inside.count(".")]
+        root = source.parents[inside.count(".") + (source.name == "__init__.py")]
         return dict(_files_of(top, root, data))
     files: dict[str, Path] = {}
     for name, other in list(sys.modules.items()):

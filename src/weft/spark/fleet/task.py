@@ -44,20 +44,17 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
     }
     try:
         welcome = link.open(facts)
-        if welcome.get("leave"):
-            link.end({"type": "bye", "why": "told to"})
-            return
         try:
-            app, host = _loaded(task)
+            bye: dict[str, Any] = {"why": "told to"}
+            if not welcome["leave"]:
+                app, host = _loaded(task)
+                bye = host(task, link, welcome, app).run()
         except Unusable as error:
-            link.end({"type": "bye", "why": "refused", "reason": str(error)})
-            return
-        try:
-            bye = host(task, link, welcome, app).run()
+            bye = {"why": "refused", "reason": str(error)}
         except WireError as error:  # the driver is gone: nothing to report to
             bye = {"why": str(error)}
         link.end({"type": "bye", **bye})
-        yield str(bye.get("why"))
+        yield str(bye["why"])
     finally:
         link.close()
         signal.signal(signal.SIGHUP, hung_up)
