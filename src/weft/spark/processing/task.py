@@ -49,7 +49,7 @@ from weft.spark.processing.rows import (
 )
 from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import Stretches
-from weft.spark.processing.typed import fields_decoder
+from weft.spark.processing.typed import is_model
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
 from weft.types import TopicPartition
@@ -157,7 +157,9 @@ def plan_of(settings: TaskSettings) -> HandlerPlan:
         rate_limit_per_s=ALL_STARTS_PER_S if rate is None else rate,
         batch=options.batch,
     )
-    value = fields_decoder(options.value) if settings.typed else options.value
+    value = options.value
+    if settings.typed:  # from a row's fields; `dict` copies: the handler may change it
+        value = value.model_validate if is_model(value) else dict
     decoding = decoding_of(options.key, value)
     plan = HandlerPlan(spec, options.function, decoding, options.output, options.prefetch)
     if settings.timed:

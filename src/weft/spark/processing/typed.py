@@ -232,11 +232,6 @@ def quoted(name: str) -> str:
 # -- in a task -------------------------------------------------------------------------------------
 
 
-def fields_decoder(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    """A function from a row's fields to the handler's value."""
-    return kind.model_validate if is_model(kind) else dict  # a copy: the handler may change it
-
-
 def as_json(value: dict[str, Any] | None) -> bytes | None:
     """Fields as JSON for a topic, for example in a dead letter."""
     if value is None:
