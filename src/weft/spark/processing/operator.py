@@ -106,11 +106,10 @@ def process(
         deadline_s=deadline_s, metrics=metrics,
     )  # fmt: skip
     fields = None if schema is None else checked_schema(where, schema)
-    # What tasks get; and how it calls other columns that rows carry -> their names.
     columns = input_columns(df, options.value, where)
     others = other_columns(df, carry, where, OWN if fields is None else OWN | {RESULTS})
-    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
-    records = df.select(*columns)
+    more = (F.col(quoted(called)).alias(name) for name, called in others.items())
+    records = df.select(*columns, *more)
     if progress is not None and not streaming:
         others[HASH] = HASH
         records = records.withColumn(HASH, hash_column(records))
@@ -127,8 +126,7 @@ def process(
         typed=isinstance(records.schema["value"].dataType, StructType),
     )
     rows = _handled(records, settings, slots)
-    if metrics is not None:
-        rows = observed_rows(rows, metrics)
+    rows = rows if metrics is None else observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn(RESULTS, results_column(fields))
 
 
