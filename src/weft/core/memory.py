@@ -499,10 +499,11 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     if failure is None:
         return None
     attempts, parked = failure.attempts - failure.shared, work.state == states.PARKED
-    if not (attempts or parked or failure.held or failure.exhausted_by):
-        return None
     waits = parked or work.state == states.RETRYING
     until_s = ceil(failure.due + wall_s) if waits and failure.due > now else None
+    # A failed batch costs its records no attempt, but has the time of the next one.
+    if not (attempts or parked or failure.held or failure.exhausted_by or until_s is not None):
+        return None
     return Remembered(
         work.offset, attempts, parked, failure.held and until_s is not None,
         failure.exhausted_by, until_s, failure.error_hash,

@@ -10,7 +10,7 @@ from weft.core import states
 from weft.core.events import Command, Failed, HandlerSpec, Limits, Pause, Steering, Target
 from weft.core.memory import ENTRIES_MAX, Memory
 from weft.core.work import Failure, SharedTexts, Work
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.policies import Batch, DeadLetter, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo(
@@ -115,6 +115,27 @@ def test_its_delay_goes_on(make_desk, waits_s):
     assert desk.started() == []
     desk.pass_time(0.2)
     assert [(w.record.offset, w.record.attempt) for w in desk.started()] == [(1, 2)]
+
+
+def test_the_delay_of_a_failed_batch_goes_on_after_a_restart(make_desk):
+    """It costs no record an attempt; the service may have asked for the delay (`RetryAfter`)."""
+    batched = {"batch": Batch(max_records=2), "retry": RETRY}
+    desk = make_desk(HandlerSpec("h", **batched))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0, 1, key=None)
+    failed = [Failed(work, ERROR, delay_s=300.0) for work in desk.started()]
+    desk.do("batch_ended", 0, [], failed, whole=True)
+    entries = remembered(desk)
+    assert [entry[:6] for entry in entries] == [
+        (offset, 0, False, False, "", int(UNIX_S) + 300) for offset in (0, 1)
+    ]
+    again = make_desk(HandlerSpec("h", **batched))
+    (part,) = again.assign(0, unix_s=UNIX_S + 10.0, remembered=entries)
+    again.poll(part, 0, 1, key=None)
+    again.pass_time(289.0)
+    assert again.started() == []
+    again.pass_time(2.0)
+    assert [work.offset for work in again.started()] == [0, 1]
 
 
 @pytest.mark.parametrize(
