@@ -24,7 +24,7 @@ from weft.kafka.verdicts import (
     delivery_verdict,
     maps_too_large,
     of_content,
-    reason,
+    transaction_reason,
     transaction_verdict,
 )
 from weft.types import ErrorInfo
@@ -140,9 +140,10 @@ class KafkaTransactions:
         outcome: Literal["committed", "aborted"],
         deliveries: Sequence[Delivery | None],
         error: KafkaError | None = None,
+        why: str = "",
     ) -> TransactionEnd:
         """The aborted end, with its reason if known. The abort itself may fail, too."""
-        error = self._reported or error
+        why, error = "" if self._reported else why, self._reported or error
         if error is not None:
             # Reported while producing: a delivery report could have contained it as well.
             lasts = error is self._reported and delivery_verdict(error.code()) == "refused"
@@ -150,7 +151,7 @@ class KafkaTransactions:
             return TransactionEnd(
                 outcome,
                 deliveries,
-                _why(error),
+                why or _why(error),
                 content,
                 lasts=lasts,
                 maps_too_large=maps_too_large(error.code()),
@@ -258,7 +259,8 @@ class KafkaTransactions:
             except FATAL as worse:
                 error = self._cause(worse)
             else:
-                return self._aborted("aborted", deliveries, error)
+                why = _why(error, timed_out=timed_out, own_id=self._own_id)
+                return self._aborted("aborted", deliveries, error, why)
         # A new producer ends the open transaction; the group's offsets show how.
         verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
         if verdict == "fenced":  # the abort reports it
@@ -275,7 +277,8 @@ class KafkaTransactions:
         held = read_back(offsets)
         if held is None:
             return TransactionEnd("unknown", deliveries, error.str())
-        return self._aborted(which_way(offsets, held), deliveries, error)
+        why = _why(error, timed_out=timed_out, own_id=self._own_id)
+        return self._aborted(which_way(offsets, held), deliveries, error, why)
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """Whether the broker will never accept this message; other failures concern all of them."""
@@ -292,9 +295,9 @@ class KafkaTransactions:
             flushed(producer, 0.1)
 
 
-def _why(error: KafkaError) -> str:
+def _why(error: KafkaError, *, timed_out: bool = False, own_id: bool = False) -> str:
     """The broker's error and its meaning: fenced, or a missing permission."""
-    return f"{error.str()}: {reason(error.code())}"
+    return f"{error.str()}: {transaction_reason(error, timed_out=timed_out, own_id=own_id)}"
 
 
 def _reported(producer: Producer) -> KafkaError | None:

@@ -323,6 +323,18 @@ def reason(code: int) -> str:
     return family_of(code).reason
 
 
+def transaction_reason(error: KafkaError, *, timed_out: bool = False, own_id: bool = False) -> str:
+    """The same for an error of a transaction; for the options see `transaction_verdict`."""
+    looks_fenced = family_of(error.code()).transaction == "fenced"
+    if not looks_fenced or (
+        transaction_verdict(error, timed_out=timed_out, own_id=own_id) == "fenced"
+    ):
+        return reason(error.code())
+    if error.code() == KafkaError.FENCED_INSTANCE_ID:
+        return "this member has joined again since"
+    return "it was open for longer than its time-out, so the broker has ended it"
+
+
 def error_text(error: KafkaError) -> str:
     """The text of a client error, with the fix if it ends the run."""
     stops = poll_verdict(error.code()) == "stop"

@@ -219,6 +219,16 @@ def test_the_end_of_transactions_reports_why(name: str, means: str) -> None:
     assert ("another producer" in text) == (name == "PRODUCER_FENCED")
 
 
+def test_a_transaction_that_was_open_for_too_long_names_no_other_producer() -> None:
+    """A suspended process: the broker answers as if another producer had its id."""
+    text = _why(error("_FENCED", fatal=True), timed_out=True)
+    assert "another producer" not in text
+    assert "longer than its time-out" in text
+    text = _why(error("FENCED_INSTANCE_ID", abort=True), own_id=True)
+    assert "another member" not in text
+    assert "joined again" in text
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
