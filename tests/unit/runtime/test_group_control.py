@@ -252,3 +252,48 @@ def test_the_topic_is_not_copied_for_each_command(monkeypatch):
     finally:
         control.close()
     assert len(set(before)) == 1
+
+
+def test_a_command_that_expired_while_no_broker_answered_is_not_obeyed(monkeypatch):
+    """What is read first after an outage is old, and so is the broker's clock as known by then."""
+    monkeypatch.setattr(group_control, "LOOK_S", 0.01)
+    monkeypatch.setattr(group_control, "BEAT_S", 0.01)
+    words: dict[bytes, Word] = {}
+    cut, clock, obeyed = False, time.time(), []
+
+    def send(message: OutMessage, _answered: Any) -> None:
+        if not cut and message.value is not None:
+            words[bytes(message.key or b"")] = Word(message.value, clock)
+
+    def write(number: int, at: float) -> None:
+        given = order("pause", number, topic=f"t{number}", for_s=60.0)
+        words[command_key("g", given)] = Word(packed(given), at)
+
+    def obey(given: Order) -> list[Any]:
+        obeyed.append(given.id)
+        return []
+
+    followed = SimpleNamespace(
+        last=words.copy, is_read=lambda: True, now=lambda: clock, close=lambda: None
+    )
+    producer = SimpleNamespace(send=send, flush=lambda _s: None, close=lambda _s: None)
+    clients: Any = SimpleNamespace(
+        producer=lambda *_: producer, last_words=lambda *_, **__: followed
+    )
+    control = GroupControl(TOPIC, "g", "m", clients, obey)
+    try:
+        control.wait_ready()
+        cut = True
+        beats = control._beats
+        wait_for(lambda: control._beats > beats + 1)
+        write(1, clock)  # the consumer is connected again, the producer not yet
+        looks = control._beats
+        wait_for(lambda: control._beats > looks + 2)
+        clock += 600.0
+        cut = False
+        wait_for(lambda: control._expired == 1)
+        write(2, clock)
+        wait_for(lambda: obeyed)
+    finally:
+        control.close()
+    assert obeyed == ["id2"]

@@ -113,14 +113,13 @@ class GroupControl:
     # -- following -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        began, turns = time.monotonic(), guard.Turns("weft-control")
+        turns = guard.Turns("weft-control")
         while not self._over.is_set():
             with turns.turn():
                 self._beat()
                 words = self._words.last()
                 self._note_echo(words)
-                late = time.monotonic() - began >= READY_S  # it may have permission to read only
-                if self._words.is_read() and (self._echoed or late):
+                if self._words.is_read() and self._is_current():
                     self._look(words)
                     if not self._ready.is_set():
                         self._ready.set()
@@ -149,20 +148,31 @@ class GroupControl:
                 self._echoed, self._reason = number, ""
                 self._waits_since = None if number == self._beats else time.monotonic()
 
+    def _is_current(self) -> bool:
+        """Whether all was read that the topic had at the last heartbeat, so what is old is known.
+
+        After a time also without: the member may have permission to read only.
+        """
+        since = self._waits_since
+        limit_s = SILENT_S if self._echoed else READY_S
+        return since is None or time.monotonic() - since >= limit_s
+
     def _look(self, words: dict[bytes, Word]) -> None:
         for key in [key for key in self._seen if key not in words]:
             del self._seen[key]  # one of too many keys: its command stays in force
             self._orders.pop(key, None)
         new = [(key, word) for key, word in words.items() if self._seen.get(key) != word]
+        # The broker's clock is known from what was read last, which may be old without heartbeat.
+        clock = self._words.now if self._waits_since is None else time.time
         for key, word in sorted(new, key=lambda one: one[1].at):
             self._seen[key] = word
             if key != self._beat_key:
-                self._take(key, word)
+                self._take(key, word, clock)
                 self._beat()  # a command may wait for a commit
                 if self._echoed < self._beats:  # otherwise each command would copy all words
                     self._note_echo(self._words.last())
 
-    def _take(self, key: bytes, word: Word) -> None:
+    def _take(self, key: bytes, word: Word, clock: Callable[[], float]) -> None:
         if not word.value:
             order = self._orders.pop(key, None)
             ended = None if order is None else tombstoned(order)
@@ -175,8 +185,7 @@ class GroupControl:
             self._orders.pop(key, None)
             self._refuse(key, str(error))
             return
-        # By the broker's clock, once a heartbeat was read back: until then the values may be old.
-        age_s = max(0.0, (self._words.now() if self._echoed else time.time()) - word.at)
+        age_s = max(0.0, clock() - word.at)
         still_s = left_s(order, age_s)
         if still_s <= 0 or not (lasts(order) or self._ready.is_set()):
             self._orders.pop(key, None)
