@@ -86,9 +86,10 @@ class LastWords:
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
         self._whole, self._of_now = whole, of_now or (lambda _key: False)
-        #: of a whole topic: each partition's next offset, and partitions not yet read to their end
+        #: of a whole topic: each partition's next offset, and the first end of those that are not
+        #: yet read so far: while others write there may be no moment without a next record
         self._next: dict[int, int] = {}
-        self._unread: set[int] | None = None
+        self._unread: dict[int, int] | None = None
         #: in order of arrival; a key that is being replaced is missing for a moment
         self._last: dict[bytes, Word] = {}
         #: those of them that are dropped first, in the same order
@@ -147,12 +148,22 @@ class LastWords:
             # Resume: records read before must not come again after the ones that replaced them.
             starts = {number: self._next.get(number, OFFSET_BEGINNING) for number in partitions}
             if self._unread is None:
-                self._unread = set(starts)
+                self._unread = self._ends(consumer, partitions)
             consumer.assign([TopicPartition(self._topic, *one) for one in starts.items()])
             return
         since_ms = int((time.time() - BEGIN_S) * 1000)
         asked = [TopicPartition(self._topic, number, since_ms) for number in partitions]
         consumer.assign(consumer.offsets_for_times(asked, timeout=ANSWER_S))
+
+    def _ends(self, consumer: Consumer, partitions: list[int]) -> dict[int, int]:
+        """The ends of the partitions that have records."""
+        found = {}
+        for number in partitions:
+            place = TopicPartition(self._topic, number)
+            first, end = consumer.get_watermark_offsets(place, ANSWER_S)
+            if first < end:
+                found[number] = end
+        return found
 
     def _look_up(self, consumer: Consumer) -> list[int]:
         """The topic's partitions; KafkaException if this login may not see it (any more)."""
@@ -173,12 +184,17 @@ class LastWords:
                 if error is None:
                     self._take(message)
                     if self._whole:
-                        self._next[message.partition() or 0] = (message.offset() or 0) + 1
+                        self._reached(message.partition() or 0, (message.offset() or 0) + 1)
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
                     if self._unread:
-                        self._unread.discard(message.partition() or 0)
+                        self._unread.pop(message.partition() or 0, None)
                 elif error.fatal() or not error.retriable():
                     self._failed(error.str())
+
+    def _reached(self, partition: int, position: int) -> None:
+        self._next[partition] = position
+        if self._unread and position >= self._unread.get(partition, position + 1):
+            del self._unread[partition]
 
     def _take(self, message: Any) -> None:
         at, by_broker = stamped(message, time.time())

@@ -57,6 +57,9 @@ class Reading:
     def list_topics(self, topic, timeout):
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
 
+    def get_watermark_offsets(self, partition, timeout_s):
+        return self.words.marks
+
     def assign(self, partitions):
         self.assigned = [(one.partition, one.offset) for one in partitions]
 
@@ -88,7 +91,7 @@ def whole(monkeypatch):
     monkeypatch.setattr(LastWords, "_run", lambda self: None)
     failed = []
     made = LastWords({}, "t", lambda key: True, failed.append, whole=True)
-    made.failed = failed
+    made.failed, made.marks = failed, (0, 100)
     return made
 
 
@@ -177,6 +180,23 @@ def test_a_whole_topic_is_read_from_its_beginning_to_its_end(whole):
     assert whole.is_read()
     assert whole.last()[b"a"].value == b"2"
     assert whole.failed == []
+
+
+@pytest.mark.parametrize(("last", "is_read"), [(8, False), (9, True), (10, True)])
+def test_a_whole_topic_to_which_others_write_is_read_to_its_first_end(whole, last, is_read):
+    """While records keep coming, Kafka signals no end."""
+    whole.marks = (3, 10)
+    consumer = Reading(whole, stamped(b"a", b"1", 7), stamped(b"b", b"2", last))
+    whole._begin(consumer)
+    whole._follow(consumer)
+    assert whole.is_read() is is_read
+
+
+def test_a_whole_topic_without_records_is_read(whole):
+    """New, or everything in it has expired."""
+    whole.marks = (10, 10)
+    whole._begin(Reading(whole))
+    assert whole.is_read()
 
 
 def test_in_a_whole_topic_a_record_without_a_key_is_seen(whole):
