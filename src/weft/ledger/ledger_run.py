@@ -133,8 +133,13 @@ class LedgerRun:
                     if replaced:
                         connection.execute(table.forget(replaced))
                     connection.execute(*table.remember(_unique(rows, left)))
-            except IntegrityError as error:
-                self._clash(error, records)
+            except IntegrityError:
+                if not _may_clash(records):
+                    raise
+                with engine.begin() as connection:
+                    if connection.execute(table.known(_keys(rows))).first() is None:
+                        raise
+                self._count(1)
 
         return handle
 
@@ -157,8 +162,13 @@ class LedgerRun:
                     if replaced:
                         await connection.execute(table.forget(replaced))
                     await connection.execute(*table.remember(_unique(rows, left)))
-            except IntegrityError as error:
-                self._clash(error, records)
+            except IntegrityError:
+                if not _may_clash(records):
+                    raise
+                async with engine.begin() as connection:
+                    if (await connection.execute(table.known(_keys(rows)))).first() is None:
+                        raise
+                self._count(1)
 
         return handle
 
@@ -181,14 +191,6 @@ class LedgerRun:
             seen.add((scope, one))
             left.append(index)
         return left, replaced
-
-    def _clash(self, error: IntegrityError, records: Sequence[Record]) -> None:
-        """Find out whether another member stored the same id meanwhile, or the handler is wrong."""
-        if "weft_ledger" not in str(error.orig) and "weft_ledger" not in str(error.statement):
-            raise error
-        if len(records) > 1 or isinstance(records[0], Redone):
-            raise error  # the batch is retried and then finds the stored ids; a redo has failed
-        self._count(1)
 
     def _count(self, repeats: int) -> None:
         with self._lock:
@@ -233,6 +235,15 @@ class LedgerRun:
 
 def _records(argument: Any) -> Sequence[Record]:
     return [argument] if isinstance(argument, Record) else argument
+
+
+def _may_clash(records: Sequence[Record]) -> bool:
+    """Whether the reason may be that another member has stored the id, and its writes, meanwhile.
+
+    Its writes may break a constraint of the handler's own tables first. A batch is retried and then
+    finds the stored ids; a redo has failed.
+    """
+    return len(records) == 1 and not isinstance(records[0], Redone)
 
 
 def _only(argument: Any, left: list[int]) -> Any:

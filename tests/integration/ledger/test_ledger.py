@@ -99,10 +99,17 @@ def test_an_id_that_is_no_id_fails_the_record(url: str, writes: Writes, bad: obj
     assert writes() == []
 
 
-def test_two_members_at_once_write_once(url: str, writes: Writes) -> None:
-    """While a partition moves both owners may handle a record: one of them is rolled back."""
+@pytest.mark.parametrize("unique", [False, True], ids=["any", "unique"])
+def test_two_members_at_once_write_once(url: str, writes: Writes, unique: bool) -> None:
+    """While a partition moves both owners may handle a record: one of them is rolled back.
+
+    Also where its writes break a constraint of the handler's own table first.
+    """
     from weft.ledger.ledger_run import LedgerRun
 
+    if unique:
+        with database(url).begin() as connection:
+            connection.execute(text("create unique index one on writes (v)"))
     both = threading.Barrier(2, timeout=60)
     met: list[int] = []
 
@@ -124,6 +131,20 @@ def test_two_members_at_once_write_once(url: str, writes: Writes) -> None:
     assert sum(member.repeats for member in members) == 1
     for member in members:
         member.close()
+
+
+@pytest.mark.parametrize("use_async", [False, True], ids=["def", "async"])
+def test_a_constraint_of_the_handlers_own_fails_its_attempt(
+    url: str, writes: Writes, use_async: bool
+) -> None:
+    """No one else has handled the record: it is no repeat."""
+    with database(url).begin() as connection:
+        connection.execute(text("create unique index one on writes (v)"))
+    app = booking(url, use_async=use_async, retry=weft.Retry(1), on_exhausted=weft.Skip())
+    results = run(app, [("k", "x"), ("k", "x")])
+    assert [result.outcome for result in results] == ["done", "skipped"]
+    assert writes() == ["x"]
+    assert repeats(app) == 0
 
 
 @pytest.mark.parametrize("call", ["commit", "rollback", "close"])
