@@ -240,7 +240,7 @@ def _records(argument: Any) -> Sequence[Record]:
 def _may_clash(records: Sequence[Record]) -> bool:
     """Whether the reason may be that another member has stored the id, and its writes, meanwhile.
 
-    Its writes may break a constraint of the handler's own tables first. A batch is retried and then
+    Its writes may break a constraint of the handler's tables first. A batch is retried and then
     finds the stored ids; a redo has failed.
     """
     return len(records) == 1 and not isinstance(records[0], Redone)
