@@ -1,4 +1,4 @@
-"""librdkafka's own functions through ctypes: the only file with C calls.
+"""librdkafka's own functions through ctypes: commits with metadata, their answers, wake-ups.
 
 confluent-kafka's public calls append a NUL to commit metadata when they write it and read
 past the end of what others wrote, so everything that carries metadata goes through here
