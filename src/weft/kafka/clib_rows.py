@@ -72,16 +72,25 @@ def rows_in(columns: Mapping[str, pa.Array], count: int) -> Any:
     """An array of `Row` for the columns `key` and `value`, valid as long as these live."""
     rows = np.zeros(count, Row)
     for name, column in columns.items() if count else ():
-        _, offsets, data = column.buffers()
-        wide = np.int64 if pa.types.is_large_binary(column.type) else np.int32
-        ends = np.frombuffer(offsets, wide, count + 1, column.offset * wide().itemsize)
-        rows[name] = ends[:-1]
-        rows[name] += (data or offsets).address
-        rows[f"{name}_size"] = np.diff(ends)
+        data, starts, rows[f"{name}_size"] = places_in(column)
+        rows[name] = starts + data.address
         if column.null_count:
-            nulls = column.is_null().to_numpy(zero_copy_only=False)
-            rows[name][nulls] = rows[f"{name}_size"][nulls] = 0
+            rows[name][column.is_null().to_numpy(zero_copy_only=False)] = 0
     return rows
+
+
+def places_in(column: pa.Array) -> tuple[pa.Buffer, Any, Any]:
+    """The buffer of a binary column, and where each value starts there and its size in bytes.
+
+    Not of an empty column. The size of a null is 0.
+    """
+    _, offsets, data = column.buffers()
+    wide = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    ends = np.frombuffer(offsets, wide, len(column) + 1, column.offset * wide().itemsize)
+    sizes = np.diff(ends)
+    if column.null_count:
+        sizes[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return data or offsets, ends[:-1].astype(np.int64), sizes
 
 
 def produce_rows(producer: Producer, topic: str, rows: Any) -> tuple[int, int]:

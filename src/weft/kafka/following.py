@@ -184,17 +184,15 @@ class LastWords:
                 if error is None:
                     self._take(message)
                     if self._whole:
-                        self._reached(message.partition() or 0, (message.offset() or 0) + 1)
+                        partition = message.partition() or 0
+                        self._next[partition] = at = (message.offset() or 0) + 1
+                        if self._unread and at >= self._unread.get(partition, at + 1):
+                            del self._unread[partition]
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
                     if self._unread:
                         self._unread.pop(message.partition() or 0, None)
                 elif error.fatal() or not error.retriable():
                     self._failed(error.str())
-
-    def _reached(self, partition: int, position: int) -> None:
-        self._next[partition] = position
-        if self._unread and position >= self._unread.get(partition, position + 1):
-            del self._unread[partition]
 
     def _take(self, message: Any) -> None:
         at, by_broker = stamped(message, time.time())

@@ -62,17 +62,14 @@ class Sending:
         if self._packed is not isinstance(rows, Packed):
             self.flush()  # while these are reported the same way
             self._packed = not self._packed
-        if isinstance(rows, Packed):
-            self._topic = rows.topic
-            self._send_packed(rows.topic, rows.rows)
-        else:
+        if not isinstance(rows, Packed):
             self._send_each(rows)
-
-    def _send_packed(self, topic: str, left: Any) -> None:
+            return
+        self._topic, left = rows.topic, rows.rows
         while len(left):
-            sent, error = produce_rows(self.producer, topic, left[:POLL_EVERY_ROWS])
+            sent, error = produce_rows(self.producer, self._topic, left[:POLL_EVERY_ROWS])
             if error not in (0, QUEUE_FULL):
-                raise self._failed(f"topic {topic}: {KafkaError(error).str()}")
+                raise self._failed(f"topic {self._topic}: {KafkaError(error).str()}")
             left = left[sent:]
             self.serve(ROOM_WAIT_S if error else 0)
             self.check()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from itertools import chain
 from random import uniform
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import (
@@ -34,7 +34,7 @@ from confluent_kafka.admin import AdminClient
 
 from weft.kafka.admin import answers, list_offsets
 from weft.spark.sink import protocol as p
-from weft.spark.sink.columns import Packed, Rows, packed_of, rows_of
+from weft.spark.sink.columns import Packed, Rows, hashes_of, packed_of, rows_of
 from weft.spark.sink.options import SinkOptions
 from weft.spark.sink.plain import TOPIC_WAIT_S, Sending, until
 from weft.spark.sink.protocol import Place, SinkError
@@ -83,18 +83,20 @@ class Chunk:
     @property
     def topics(self) -> set[str]:
         """Their topics."""
-        return set(self.rows.topics)
+        given = self._options.topic
+        return set(self.rows.topics) if given is None else {given}
 
     @cached_property
     def sums(self) -> p.Sums:
         """Their sums."""
-        values = _without_none(self.rows.values, self._batch.column("value").null_count)
-        if "key" not in self._batch.schema.names:
-            whole = sum(map(zlib.crc32, values))
-            return p.Sums(len(values), whole, whole)
-        given = _without_none(self.rows.keys, self._batch.column("key").null_count)
-        keys = list(map(zlib.crc32, given))
-        return p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
+        count = self._batch.num_rows
+        hashes = np.zeros(count, np.uint64)
+        keys = None
+        for name in ("key", "value") if count else ():
+            if name in self._batch.schema.names:
+                hashes = hashes_of(self._batch.column(name), hashes)
+                keys = int(hashes.sum()) if keys is None else keys
+        return p.Sums(count, keys or 0, int(hashes.sum()))
 
     def sendable(self) -> Packed | Rows:
         """As they are sent fastest."""
@@ -124,13 +126,6 @@ def digest(topic: str, value: bytes | None, key: bytes | None, partition: int, h
         parts += [name.encode(), content]
     text = b"".join([b"-" if part is None else b"%d:%b" % (len(part), part) for part in parts])
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
-
-
-def _without_none(column: list[bytes | None], nulls: int) -> list[bytes]:
-    """A null counts as empty."""
-    if not nulls:
-        return column  # type: ignore[return-value]  # so it holds none
-    return [one or b"" for one in column]
 
 
 def write_transaction(
