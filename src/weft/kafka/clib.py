@@ -13,7 +13,7 @@ import ctypes
 import os
 import select
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
@@ -103,6 +103,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+def declared(loaded: Any, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> Any:
+    """The library, with the types of these functions: name -> (result, arguments)."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
 def library() -> Any:
     """The librdkafka that confluent-kafka loaded, with declared types.
 
@@ -126,10 +134,7 @@ def _loaded() -> Any:
     whether it came inside the wheel or with the system.
     """
     try:
-        loaded = ctypes.CDLL(cimpl.__file__)
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
+        loaded = declared(ctypes.CDLL(cimpl.__file__), _SIGNATURES)
         same = loaded.rd_kafka_version() == confluent_kafka.libversion()[1]
     except (OSError, AttributeError):
         return None

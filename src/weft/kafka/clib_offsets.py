@@ -140,11 +140,7 @@ def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> No
 
 @cache
 def _calls() -> Any:
-    calls = clib.library()
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(calls, name)
-        function.restype, function.argtypes = result, arguments
-    return calls
+    return clib.declared(clib.library(), _SIGNATURES)
 
 
 @contextmanager

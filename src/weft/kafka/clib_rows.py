@@ -60,12 +60,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @cache
-def _library() -> Any:
-    calls = clib.library()
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(calls, name)
-        function.restype, function.argtypes = result, arguments
-    return calls
+def _calls() -> Any:
+    return clib.declared(clib.library(), _SIGNATURES)
 
 
 def rows_in(columns: Mapping[str, pa.Array], count: int) -> Any:
@@ -98,7 +94,7 @@ def produce_rows(producer: Producer, topic: str, rows: Any) -> tuple[int, int]:
 
     After `QUEUE_FULL` the remaining rows can be queued later.
     """
-    calls, rk = _library(), clib.handle(producer)
+    calls, rk = _calls(), clib.handle(producer)
     place = calls.rd_kafka_topic_new(rk, topic.encode(), None)
     if place is None:
         raise KafkaException(KafkaError(_INVALID_ARG, f"not a topic: {topic!r}"))
@@ -118,7 +114,7 @@ def serve(
     logger: logging.LoggerAdapter[logging.Logger],
 ) -> None:
     """Handle all available events; waits up to `wait_s` for the first."""
-    calls, rk = _library(), clib.handle(producer)
+    calls, rk = _calls(), clib.handle(producer)
     queue = calls.rd_kafka_queue_get_main(rk)
     wait_ms = int(wait_s * 1000)
     try:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.errors import ConfigError
 from weft.kafka.clib_rows import QUEUE_FULL, produce_rows, serve
-from weft.kafka.clientlog import ClientLog, with_client_log
+from weft.kafka.clientlog import with_client_log
 from weft.spark.sink.columns import Packed, Rows, packed_of, rows_of
 from weft.spark.sink.options import SinkOptions
 from weft.spark.sink.protocol import SinkError
@@ -47,14 +47,15 @@ class Sending:
         self._topic = ""
         #: no row can be written with it any more
         self.broken = False
-        config = {
-            **options.producer_config(),
-            **more,
-            "on_delivery": self._on_delivery,
-            "error_cb": self._on_error,
-        }
-        self._log = ClientLog(config)
-        config["logger"] = self._log
+        config = with_client_log(
+            {
+                **options.producer_config(),
+                **more,
+                "on_delivery": self._on_delivery,
+                "error_cb": self._on_error,
+            }
+        )
+        self._log = config["logger"]
         self.producer: Producer = accepted(Producer, config, options.kafka)
 
     def send(self, rows: Rows | Packed) -> None:
