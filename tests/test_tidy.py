@@ -27,10 +27,10 @@ TEST_FILE_LINES_MAX = 600
 REASON_LETTERS_MIN = 8
 
 BASIC = {"errors", "types", "numeric", "policies"}
-#: No idea of Weft's: threads that report their death, the time, the limit on log lines.
-MEANS = {"guard", "clock", "sparse"}
 INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account", "where"}
+#: No idea of Weft's: threads that report their death, files of this user only.
+MEANS = {"guard"}
 OPTIONS = {"options", "app_options", "routing", "decoding"}
 LOCAL = SEEN | OPTIONS | MEANS | {
     "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "weft",
@@ -40,13 +40,9 @@ LOCAL = SEEN | OPTIONS | MEANS | {
 RINGS: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
-    "charging": {"errors", "numeric"},
-    "types": {"errors", "charging"},
+    "types": {"errors", "numeric"},
     "numeric": set(),
-    "owner": set(),
     "guard": set(),
-    "clock": set(),
-    "sparse": set(),
     "policies": BASIC,
     "codec": BASIC,
     "where": {"errors"},
@@ -60,24 +56,14 @@ RINGS: dict[str, set[str]] = {
     "options": BASIC | {"ledger", "signatures", "decoding"},
     "decoding": {"errors", "types"},
     "signatures": BASIC,
-    "app_options": BASIC | {"signatures"},
+    "app_options": BASIC | {"options", "signatures"},
     "routing": BASIC | {"options"},
-    "observe": SEEN | OPTIONS | MEANS | {"config", "dlq", "kafka", "owner", "_version"},
-    "runtime": SEEN
-    | OPTIONS
-    | MEANS
-    | {
-        "charging",
-        "config",
-        "kafka",
-        "ledger",
-        "observe",
-        "owner",
-    },
+    "observe": SEEN | OPTIONS | MEANS | {"config", "dlq", "kafka", "_version"},
+    "runtime": SEEN | OPTIONS | MEANS | {"config", "kafka", "ledger", "observe", "_version"},
     "handler_types": BASIC | {"ledger", "runtime"},
     "app": LOCAL | {"spark"},
     "weft": LOCAL,
-    "broker": {"errors", "owner"},
+    "broker": {"errors"} | MEANS,
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
     "cli": LOCAL | {"broker", "spark", "dlq", "signatures"},

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.codec.writer import Carrier
+from weft.codec.maps import Carrier
 from weft.core import commands, endings
 from weft.core.commands import redo_handled
 from weft.core.delivery import ExactlyOnce

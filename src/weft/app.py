@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Unpack, get_args
 
-from weft.app_options import AppKeywords, AppOptions, checked_app
+from weft.app_options import AppKeywords, AppOptions, belongs, checked_app, owner_of
 from weft.errors import ConfigError, NotStarted
 from weft.handler_types import RunOptions, Topics, as_consume
 from weft.options import HandlerOptions, check_budgets, check_names, checked, topics_of
 from weft.routing import Routes
-from weft.runtime.hosted import belongs, owner_of
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:  # declaring an app loads no client and no loop

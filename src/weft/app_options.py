@@ -1,14 +1,15 @@
-"""The options of `weft.App` and their checks."""
+"""The options of `weft.App` and their checks, and the app as its run sees it."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
+from weft.options import HandlerOptions
 from weft.policies import is_topic
 from weft.signatures import check_call
 from weft.types import OnLost
@@ -172,3 +173,33 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class Hosted(Protocol):
+    """What a run uses of its app."""
+
+    #: the value of the lifespan while the app runs
+    state: Any
+
+    @property
+    def options(self) -> AppOptions:
+        """The app's own options."""
+
+    @property
+    def handlers(self) -> tuple[HandlerOptions, ...]:
+        """Its handlers, in the order of their declaration."""
+
+
+#: handler -> its app, for worker processes, which receive the function only
+_OWNERS: dict[int, tuple[Any, Hosted]] = {}
+
+
+def belongs(function: Any, app: Hosted) -> None:
+    """Register the app as the `owner_of` this function."""
+    _OWNERS[id(function)] = (function, app)
+
+
+def owner_of(function: Any) -> Hosted | None:
+    """The app that last decorated this function, in this process."""
+    known = _OWNERS.get(id(function))
+    return None if known is None else known[1]

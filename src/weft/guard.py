@@ -1,18 +1,25 @@
-"""Threads that report uncaught exceptions to the run.
+"""Guards: threads that report uncaught exceptions to the run, and files of this user only.
 
-Python only prints them. A run would otherwise wait forever for the dead thread's work.
+Python only prints a thread's exception. A run would otherwise wait forever for its work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 #: called with the thread's name and its uncaught exception, on that thread
 Died = Callable[[str, BaseException], None]
+
+#: the permissions that let other users change a file or folder
+OTHERS_WRITE = 0o022
+#: every right of others
+OTHERS_ANY = 0o077
 
 _log = logging.getLogger("weft")
 
@@ -65,3 +72,16 @@ class Turns:
                 self._logged.add(where)
                 what = "thread %s continues after an error, please report it with this trace"
                 _log.error(what, self._name, exc_info=error)
+
+
+def complaint(found: os.stat_result, others: int = OTHERS_WRITE) -> str | None:
+    """The reason why it is not private to this user, to follow its path; None if it is.
+
+    `others` are the permissions that no other user may have.
+    """
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if stat.S_IMODE(found.st_mode) & others:
+        done = "written" if found.st_mode & OTHERS_WRITE else "read"
+        return f"can be {done} by others"
+    return None

@@ -1,10 +1,8 @@
-"""Checks for numbers in options, and runs of numbers as text."""
+"""Checks for numbers in options."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from itertools import groupby
 from typing import TypeGuard
 
 _FLOAT_MAX = sys.float_info.max
@@ -38,12 +36,3 @@ def is_whole(value: object, least: int, most: int | None = None) -> TypeGuard[in
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return value >= least and (most is None or value <= most)
-
-
-def runs(numbers: Iterable[int]) -> list[str]:
-    """Ascending numbers as runs: `0-2`, `5`."""
-    found = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        found.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    return found

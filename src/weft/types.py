@@ -1,12 +1,14 @@
-"""The plain values of Weft's public interface. All of them are immutable."""
+"""The plain values of Weft's public interface, all immutable, and the charge of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeGuard
 
-from weft.charging import charge
+from weft.errors import ConfigError
+from weft.numeric import is_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -51,6 +53,41 @@ class Raised(ErrorInfo):
     raised: BaseException | None = None
 
 
+#: limit for one record, by `Budget.cost` or `record.charge`
+COST_MAX = 1e9
+#: takes the record, the cost of its call, and the cost that the call reported before
+Report = Callable[[Any, float, float | None], None]
+
+
+class Charge:
+    """The cost that one call has reported."""
+
+    __slots__ = ("_before", "_report")
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._before: float | None = None
+
+    def of(self, record: Any, cost: object) -> None:
+        """See `Record.charge`."""
+        if not is_cost(cost):
+            raise ConfigError(
+                f"record.charge({cost!r:.40}): give what the call costs in all, a number from 0 to "
+                f"{COST_MAX:.0f}"
+            )
+        before, self._before = self._before, float(cost)
+        self._report(record, self._before, before)
+
+
+#: set in a call of a handler with a budget
+CHARGE: ContextVar[Charge | None] = ContextVar("weft_charge", default=None)
+
+
+def is_cost(value: object) -> TypeGuard[float]:
+    """Whether it is a valid cost of a record."""
+    return is_seconds(value) and value <= COST_MAX
+
+
 class Record(NamedTuple, Generic[T]):
     """One Kafka message, as the handler sees it; `Record[Position]` declares the type of its value.
 
@@ -78,7 +115,13 @@ class Record(NamedTuple, Generic[T]):
         `cost`: 0 or more, in the units of `Budget.cost`. Raises ConfigError for other values, and
         outside a call of a handler with `budget=`.
         """
-        charge(self, cost)
+        call = CHARGE.get()
+        if call is None:
+            raise ConfigError(
+                "record.charge(): no budget is charged here: give @app.consume(budget=...), and "
+                "call it in the handler itself, not in a thread that it starts"
+            )
+        call.of(self, cost)
 
     def __repr__(self) -> str:
         # Contents are the user's data and do not belong in logs: only place and size.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.charging import CHARGE, Charge
 from weft.policies import BUDGET_IN_FLIGHT_MAX, BUDGET_NAME_CHARS_MAX, BUDGET_PER_S_MAX
-from weft.types import Record
+from weft.types import CHARGE, Charge, Record
 
 RECORD = Record("t", 0, 7, 0, b"k", b"v")
 

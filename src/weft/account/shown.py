@@ -1,6 +1,9 @@
-"""Keys and error texts for display: of limited length, without control characters."""
+"""Keys, numbers and error texts for display: short, and without control characters."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
 
 from weft.types import ErrorInfo
 
@@ -21,6 +24,15 @@ def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 letter`, `40,000 letters`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def runs(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers as runs: `0-2`, `5`."""
+    found = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        found.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return found
 
 
 def shown_lines(text: str) -> str:

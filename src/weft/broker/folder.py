@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft import owner
+from weft import guard
 from weft.errors import ConfigError
 
 _LOCK = ".lock"
@@ -34,7 +34,7 @@ def check_own(folder: Path, cure: str) -> None:
 
     Its contents define the address that clients connect to, and are executed as Java.
     """
-    wrong = owner.complaint(folder.stat())
+    wrong = guard.complaint(folder.stat())
     if wrong:
         raise ConfigError(f"the folder {folder} {wrong}: make it yours alone, or {cure}")
 

@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.account.shown import counted
+from weft.account.shown import counted, runs
 from weft.cli import cluster
 from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, chosen, plan_move
-from weft.numeric import runs
 
 app = typer.Typer(no_args_is_help=True)
 

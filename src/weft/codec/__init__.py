@@ -5,9 +5,16 @@ progress moves between the two in both directions.
 """
 
 from weft.codec.limits import MapTooLarge, UnreadableMap
-from weft.codec.reader import OffsetMap, decode
+from weft.codec.maps import (
+    Carrier,
+    OffsetMap,
+    decode,
+    encode,
+    encode_fitting,
+    measure,
+    with_rider,
+)
 from weft.codec.rider import NONE, Remembered, Rider
-from weft.codec.writer import Carrier, encode, encode_fitting, measure, with_rider
 
 __all__ = [
     "NONE",

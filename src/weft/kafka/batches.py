@@ -10,8 +10,8 @@ from typing import Any
 
 from confluent_kafka import Message
 
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import PolledBatch
-from weft.sparse import Sparse
 from weft.types import Record, TopicPartition
 
 _log = logging.getLogger("weft.kafka")

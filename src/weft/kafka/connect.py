@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
 
-from weft.clock import REAL_CLOCK, Clock
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import (
+    REAL_CLOCK,
     AdminPort,
+    Clock,
     ConsumerPort,
     KafkaUnavailable,
     ProducerPort,

@@ -16,11 +16,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Thro
 
 from weft.errors import ConfigError
 from weft.kafka import clib
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.kafka.secrets import scrub
 from weft.kafka.settings import ClientSettings
 from weft.kafka.verdicts import poll_verdict, reason, refuses_login
-from weft.sparse import Sparse
 
 # ruff: noqa: SLF001  # public constants; the underscore means "from the client, not the broker"
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN

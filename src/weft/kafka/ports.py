@@ -1,11 +1,12 @@
-"""The interface between the runtime and Kafka, which the in-memory broker also implements.
+"""The runtime's interfaces to Kafka and to the clock; the test kit implements them, too.
 
-Both sides pass the same contract suite (tests/contract). A consumer is used by one thread, the
-polling thread; other threads may call only the methods marked "any thread".
+Kafka and the broker in memory pass the same contract suite (tests/contract). A consumer is used by
+one thread, the polling thread; other threads may call only the methods marked "any thread".
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -347,3 +348,26 @@ class AdminPort(Protocol):
 
     def close(self) -> None:
         """Stop its threads."""
+
+
+class Clock(Protocol):
+    """A steady clock."""
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """A function that reads it, in seconds from some point in the past."""
+
+    def watch(self, under_way: Callable[[], int]) -> None:
+        """Register the member's count of work in progress: a test's clock skips idle time only."""
+
+
+class RealClock:
+    """The machine's clock. `now` is the C function itself: it is called on the hot path."""
+
+    now = staticmethod(time.monotonic)
+
+    def watch(self, under_way: Callable[[], int]) -> None:
+        """A no-op: real time needs no count."""
+
+
+REAL_CLOCK = RealClock()

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft import guard
+from weft.kafka.clientlog import Sparse
 from weft.kafka.failures import Refusals
 from weft.kafka.ports import Delivery, OutMessage
 from weft.kafka.verdicts import delivery_verdict
-from weft.sparse import Sparse
 from weft.types import ErrorInfo, Sent
 
 _log = logging.getLogger("weft.kafka")

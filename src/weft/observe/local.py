@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from weft import guard, owner
+from weft import guard
 from weft.errors import ConfigError, WeftError
 from weft.observe.asking import Source, answer, commands, is_answer, obeyed, question_of
 
@@ -51,7 +51,9 @@ def folder() -> Path:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: set XDG_RUNTIME_DIR to your own") from None
     wrong = (
-        owner.complaint(known, owner.ANY) if stat.S_ISDIR(known.st_mode) else "is not a directory"
+        guard.complaint(known, guard.OTHERS_ANY)
+        if stat.S_ISDIR(known.st_mode)
+        else "is not a directory"
     )
     if wrong:
         raise ConfigError(

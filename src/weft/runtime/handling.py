@@ -10,7 +10,6 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.charging import CHARGE, Charge
 from weft.core.events import Charged, Ended, HandlerSpec, Unhandled
 from weft.core.partition import Partition
 from weft.core.states import CLOSED, DONE, RUNNING
@@ -18,7 +17,7 @@ from weft.core.work import Work
 from weft.decoding import Decoding
 from weft.runtime.door import Door
 from weft.runtime.histogram import AGE_S, AGES_MAX, Latency
-from weft.types import Record
+from weft.types import CHARGE, Charge, Record
 
 if TYPE_CHECKING:
     from weft.core.engine import Engine

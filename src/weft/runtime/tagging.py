@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from weft.charging import COST_MAX, is_cost
 from weft.core.events import HandlerSpec
 from weft.core.work import Tags
 from weft.decoding import message_of
+from weft.kafka.clientlog import Sparse
 from weft.runtime.logs import event
-from weft.sparse import Sparse
-from weft.types import Record
+from weft.types import COST_MAX, Record, is_cost
 
 _sparse = Sparse()
 _COST = 1.0

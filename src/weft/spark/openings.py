@@ -12,7 +12,6 @@ from weft.spark.sink.plain import check_brokers, check_topic
 from weft.spark.sink.writers import BatchWriter, StreamWriter, checked_options, refuse_overwrite
 from weft.spark.source.arrow import spark_schema
 from weft.spark.source.batch import BatchReader
-from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings, check_consumer
 from weft.spark.source.options import (
     BATCH_GROUP_PREFIX,
@@ -21,6 +20,7 @@ from weft.spark.source.options import (
     source_options,
 )
 from weft.spark.source.stream import RefusedStream, StreamReader
+from weft.spark.source.worker import one_line_errors
 
 #: The options that bound a micro-batch, and the behaviour before PySpark 4.2.
 BOUNDS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")

@@ -13,11 +13,10 @@ from typing import Literal, Protocol, get_args
 
 from confluent_kafka import KafkaError
 
-from weft.clock import REAL_CLOCK
 from weft.codec import OffsetMap, decode
 from weft.errors import ConfigError
 from weft.kafka.connect import MEMORY_SCHEME
-from weft.kafka.ports import Delivery, OutMessage
+from weft.kafka.ports import REAL_CLOCK, Delivery, OutMessage
 from weft.numeric import is_whole
 from weft.testing.clock import VirtualClock
 from weft.testing.crash import Armed, CrashPoint

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from weft.clock import Clock
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
 from weft.kafka.connect import MEMORY, Connection
-from weft.kafka.ports import KafkaUnavailable, Word
+from weft.kafka.ports import Clock, KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
 from weft.testing.clock import VirtualClock

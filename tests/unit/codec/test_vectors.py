@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft import codec
-from weft.codec import wire, writer, zstd
+from weft.codec import maps, wire, zstd
 from weft.codec.limits import OFFSET_MAX
 from weft.codec.runlength import runs
 
@@ -25,9 +25,9 @@ PLAIN = {encoding.name: encoding for encoding in wire.PLAIN}
 def write_as(name: str, vector: dict[str, Any]) -> str:
     """The vector's map in the named encoding, whichever encoding would be chosen."""
     frontier, top = vector["committed_offset"], vector["highest_succeeded"]
-    not_done, length = writer._clip(frontier, top, vector["incompletes"])
+    not_done, length = maps._clip(frontier, top, vector["incompletes"])
     plain = PLAIN[name.removesuffix("Compressed")]
-    body = writer._body(plain, frontier, length, not_done, runs(frontier, length, not_done))
+    body = maps._body(plain, frontier, length, not_done, runs(frontier, length, not_done))
     if name in PLAIN:
         return wire.to_text(plain, body)
     return wire.to_text(wire.COMPRESSED[plain.name], zstd.compress(body))

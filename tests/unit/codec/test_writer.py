@@ -16,9 +16,9 @@ from weft.codec import (
     encode,
     encode_fitting,
     limits,
+    maps,
     measure,
     runlength,
-    writer,
     zstd,
 )
 
@@ -197,7 +197,7 @@ def test_the_last_done_offset_of_every_small_map():
         for not_done in combinations(offsets, count):
             for top in range(9, 16):
                 done = [o for o in range(frontier, top + 1) if o not in not_done]
-                found = writer._last_done(frontier, top, not_done)
+                found = maps._last_done(frontier, top, not_done)
                 assert found == max(done, default=frontier - 1)
 
 
@@ -256,7 +256,7 @@ def test_a_map_is_the_same_at_the_density_from_which_bits_are_used(more, monkeyp
     not_done = sorted(dice.sample(range(2_000), 500 + more))
     texts = {encode(0, 1_999, not_done)}
     for density in (0, 1_000_000):
-        monkeypatch.setattr(writer, "_DENSE_FROM", density)
+        monkeypatch.setattr(maps, "_DENSE_FROM", density)
         texts.add(encode(0, 1_999, not_done))
     assert len(texts) == 1
 

@@ -6,19 +6,19 @@ import logging
 
 import pytest
 
-from weft import sparse
+from weft.kafka import clientlog
 from weft.kafka.clientlog import NAME, ClientLog, with_client_log
 
 
 def test_lines_alike_come_once_with_their_count_later(caplog, monkeypatch):
     """They differ in numbers alone; ten seconds later the next says how many were left out."""
     now = [100.0]
-    monkeypatch.setattr(sparse.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clientlog.time, "monotonic", lambda: now[0])
     log = ClientLog({})
     for n in range(5):
         log.log(logging.ERROR, "%s [%s] %s", "FAIL", "c-1", f"refused after {n} ms")
     log.log(logging.WARNING, "another")
-    now[0] += sparse.ALIKE_EVERY_S
+    now[0] += clientlog.ALIKE_EVERY_S
     log.log(logging.ERROR, "%s [%s] %s", "FAIL", "c-1", "refused after 9 ms")
     assert [record.getMessage() for record in caplog.records] == [
         "FAIL [c-1] refused after 0 ms",
@@ -59,7 +59,7 @@ def test_a_logger_of_the_users_own_wins(given):
 
 def test_kinds_are_bounded(monkeypatch):
     """A log of ever new lines does not grow the memory."""
-    monkeypatch.setattr(sparse, "KINDS_MAX", 5)
-    kinds = sparse.Sparse()
+    monkeypatch.setattr(clientlog, "KINDS_MAX", 5)
+    kinds = clientlog.Sparse()
     assert all(kinds.left_out(f"kind {chr(97 + n)}") == 0 for n in range(20))
     assert len(kinds._alike) <= 5

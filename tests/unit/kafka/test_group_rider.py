@@ -7,7 +7,7 @@ import random
 import pytest
 
 from weft.codec import Remembered, encode
-from weft.codec.writer import Carrier
+from weft.codec.maps import Carrier
 from weft.kafka.group_rider import BARE_CHARS, FULL_CHARS, _part
 
 OFFSETS = range(0, 4_000, 2)

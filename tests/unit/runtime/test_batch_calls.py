@@ -11,7 +11,12 @@ import pytest
 import weft
 from weft.kafka.ports import OutMessage
 from weft.runtime.calls.batch_calls import _Calls
-from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch, earlier_in_lane
+from weft.runtime.calls.record_batch import (
+    Acks,
+    Nacked,
+    RecordBatch,
+    earlier_in_lane,
+)
 from weft.runtime.histogram import CALL_S, Latency, summed
 from weft.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
 from weft.testing import run

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.clock import REAL_CLOCK, Clock
 from weft.core import effects as fx
 from weft.core.commits import Found
 from weft.core.events import Decided, Limits
 from weft.kafka.log_reader import LogReader
-from weft.kafka.ports import ConsumerPort, ProducerPort
+from weft.kafka.ports import REAL_CLOCK, Clock, ConsumerPort, ProducerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.member.group_membership import Fail, GroupMembership

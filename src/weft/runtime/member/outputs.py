@@ -24,11 +24,11 @@ from typing import Any
 from weft.core.events import OutputsAnswer
 from weft.core.states import SENDING
 from weft.core.work import Work
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 from weft.policies import DeadLetter
 from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
-from weft.sparse import Sparse
 from weft.types import ErrorInfo, Headers, Record, Sent
 
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.core import effects as fx
+from weft.kafka.clientlog import Sparse
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
 from weft.runtime.member.group_membership import GroupMembership
@@ -14,7 +15,6 @@ from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.refetching import Refetcher
 from weft.runtime.member.run_log import RunLog
 from weft.runtime.member.transactor import Transactor
-from weft.sparse import Sparse
 
 
 class Performer:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from weft.account.shown import runs
 from weft.core.commits import Found, OffsetLost, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Problem
-from weft.numeric import runs
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer, Lease
 from weft.runtime.member.group_membership import GroupMembership

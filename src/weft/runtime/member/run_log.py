@@ -16,10 +16,10 @@ from weft.account.shown import shown_key, shown_text
 from weft.core import effects as fx
 from weft.core.work import Work, last_frame
 from weft.errors import RemoteError
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
 from weft.runtime.member.group_membership import Callbacks
-from weft.sparse import Sparse
 from weft.types import ErrorInfo, Raised, TopicPartition
 
 _log = logging.getLogger("weft")

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from weft import guard, owner
+from weft import guard
 from weft.core import effects as fx
 from weft.core.work import Work
 from weft.kafka.ports import (
@@ -339,7 +339,7 @@ def _held_place(digest: str) -> tuple[str, Callable[[], None]]:
 
 
 def _check_own(opened: int, path: object) -> None:
-    wrong = owner.complaint(os.fstat(opened))
+    wrong = guard.complaint(os.fstat(opened))
     if wrong:
         raise OSError(f"{path} {wrong}")
 

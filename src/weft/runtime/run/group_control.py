@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.errors import ConfigError
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import OutMessage, Word
 from weft.observe.group_orders import (
     BEAT,
@@ -37,7 +38,6 @@ from weft.observe.group_orders import (
 from weft.observe.orders import Answer, Order
 from weft.observe.reports import send
 from weft.runtime.logs import event
-from weft.sparse import Sparse
 
 if TYPE_CHECKING:
     from weft.kafka.connect import Connection

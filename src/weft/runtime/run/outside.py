@@ -13,6 +13,7 @@ from weft.account.finding import find, find_key
 from weft.app_options import AppOptions
 from weft.core.states import InternalError
 from weft.errors import ConfigError
+from weft.kafka.clientlog import Sparse
 from weft.kafka.connect import Connection, WordsPort, connect
 from weft.observe.asking import Source
 from weft.observe.group import GroupSource, wanted_of
@@ -25,7 +26,6 @@ from weft.runtime.logs import event
 from weft.runtime.run.control import Control, Controlled
 from weft.runtime.run.group_control import GroupControl
 from weft.runtime.run.run_snapshot import add_calls, picture_of
-from weft.sparse import Sparse
 
 if TYPE_CHECKING:
     from weft.observe.exports import Note

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
+from weft.app_options import Hosted
 from weft.core.events import Limits
 from weft.core.states import InternalError
 from weft.kafka.connect import Connection
@@ -22,7 +23,6 @@ from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.calls.tracing import tracing
 from weft.runtime.door import Door, Event
 from weft.runtime.handling import Executor
-from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
 from weft.runtime.member.group_membership import Fail, GroupMembership
 from weft.runtime.member.member import Member

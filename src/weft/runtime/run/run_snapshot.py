@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft._version import __version__
 from weft.account.account import Account, begin, copies, slices
 from weft.account.picture import NO_PICTURE, maps, picture
 from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
 from weft.core.partition import Partition
 from weft.core.states import InternalError
-from weft.observe.about import about_run
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import summed
@@ -21,6 +24,22 @@ from weft.types import RunReport, TopicPartition
 #: calls whose stack is in a snapshot, and the least duration for it: reading one is not free
 STACKS_MAX = 3
 STACK_AFTER_S = 5.0
+#: several apps of one process are separate members
+_runs = itertools.count()
+
+
+def about_run(group: str, instance_id: str | None) -> dict[str, Any]:
+    """The group, the member's name and where it runs."""
+    host, number = socket.gethostname(), next(_runs)
+    name = f"{host}-{os.getpid()}" + (f"-{number}" if number else "")
+    return {
+        "group": group,
+        "member": instance_id or name,
+        "pid": os.getpid(),
+        "host": host,
+        "started_at": round(time.time(), 3),
+        "version": __version__,
+    }
 
 
 class Rates:

@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.app_options import AppOptions
+from weft.app_options import AppOptions, Hosted
 from weft.core.commits import Found
 from weft.core.engine import Engine
 from weft.core.states import InternalError
@@ -25,7 +25,6 @@ from weft.kafka.ports import AdminPort
 from weft.routing import Routes
 from weft.runtime.calls.processes.protocol import by_value
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
 from weft.runtime.member.member import Member
 from weft.runtime.member.member_config import MemberConfig

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.errors import ConfigError, FatalError
-from weft.observe.about import about_run
 from weft.routing import Routes
 from weft.runtime.logs import event
 from weft.runtime.run.control import logged
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside
 from weft.runtime.run.result_stream import ResultStream, as_handled
+from weft.runtime.run.run_snapshot import about_run
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.dead_members import DeadMembers
@@ -41,7 +41,7 @@ from weft.spark.table.sink import with_table
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
-    from weft.runtime.hosted import Hosted
+    from weft.app_options import Hosted
     from weft.spark.table.committer import Committer
 
 _log = logging.getLogger("weft")

@@ -27,8 +27,8 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from weft.app_options import Hosted
 from weft.errors import ConfigError
-from weft.runtime.hosted import Hosted
 from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILES_MAX
 
 #: A fixed date, so that the same sources give the same file.

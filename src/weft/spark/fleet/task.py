@@ -111,7 +111,7 @@ def _resident(app: Any) -> Any:
     Handlers of such a module are shipped by name and use the `app` that its import created here,
     whose `state` the lifespan must set. It gets the options of the driver.
     """
-    from weft.runtime.hosted import owner_of
+    from weft.app_options import owner_of
 
     found = (owner_of(handler.function) for handler in app.handlers)
     owner: Any = next((one for one in found if one), None)

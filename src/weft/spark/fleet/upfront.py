@@ -17,7 +17,7 @@ from weft.spark.table.sink import without_table
 from weft.types import DeliveryName
 
 if TYPE_CHECKING:
-    from weft.runtime.hosted import Hosted
+    from weft.app_options import Hosted
 
 
 class Upfront:

@@ -50,8 +50,7 @@ from weft.spark.processing.rows import (
 from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import Stretches
 from weft.spark.processing.typed import is_model
-from weft.spark.source.errors import one_line_errors
-from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
+from weft.spark.source.worker import BATCH_ID, QUERY_ID, one_line_errors, settle_in
 from weft.types import TopicPartition
 
 #: most unfinished records of a task; the next chunk is read below that

@@ -24,7 +24,7 @@ from weft.spark.source.cluster import (
     not_answered,
     request_timeout_s,
 )
-from weft.spark.source.codes import MISSING_TOPIC
+from weft.spark.source.errors import MISSING_TOPIC
 
 ROOM_WAIT_S = 0.01
 #: interval of releasing acknowledged rows, while their memory is still in a CPU cache

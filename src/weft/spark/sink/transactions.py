@@ -48,7 +48,7 @@ from weft.spark.source.cluster import (
     may_come_back,
     request_timeout_s,
 )
-from weft.spark.source.codes import FENCED, MISSING_TOPIC
+from weft.spark.source.errors import FENCED, MISSING_TOPIC
 from weft.spark.source.fetch import FetchSettings, open_fetch
 from weft.spark.source.ranges import OffsetRange
 
@@ -417,7 +417,7 @@ class Client:
                 )
                 if time.monotonic() > deadline or not helps:
                     raise self._failed(error) from None
-            self._kept_admin = None  # librdkafka's keeps the leaders it knows (`codes.NOT_READY`)
+            self._kept_admin = None  # librdkafka's keeps the leaders it knows (`errors.NOT_READY`)
             time.sleep(PAUSE_S)
 
     def _failed(self, error: Exception) -> SinkError:

@@ -21,8 +21,7 @@ from weft.spark.sink.plain import write_rows
 from weft.spark.sink.protocol import SinkError, Task
 from weft.spark.sink.protocol import Written as Done
 from weft.spark.sink.transactions import finish_batch, write_transaction
-from weft.spark.source.errors import one_line_errors
-from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
+from weft.spark.source.worker import BATCH_ID, QUERY_ID, one_line_errors, settle_in
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as _StreamBase

@@ -16,12 +16,11 @@ from weft.errors import ConfigError
 from weft.spark.source.arrow import batch_builder
 from weft.spark.source.bounds import Bound, PartitionMap
 from weft.spark.source.cluster import Cluster, require_topics
-from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings, RangeFetch, open_fetch
 from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import inside_logs, named, reporter, resolve
 from weft.spark.source.ranges import OffsetRange, split_ranges
-from weft.spark.source.worker import settle_in, without_collection
+from weft.spark.source.worker import one_line_errors, settle_in, without_collection
 
 #: Spark creates one task if a source returns no partition, and passes it this one.
 NOTHING = OffsetRange("", 0, 0, 0)

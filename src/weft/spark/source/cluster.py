@@ -26,8 +26,14 @@ from weft.kafka.admin import answers, list_offsets
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.verdicts import poll_verdict
 from weft.spark.source.bounds import PartitionMap
-from weft.spark.source.codes import BAD_QUESTION, MISSING, MISSING_TOPIC, NOT_READY, UNREACHABLE
-from weft.spark.source.errors import SourceError
+from weft.spark.source.errors import (
+    BAD_QUESTION,
+    MISSING,
+    MISSING_TOPIC,
+    NOT_READY,
+    UNREACHABLE,
+    SourceError,
+)
 from weft.spark.source.options import SourceOptions, Subscription
 from weft.spark.source.secrets import with_oauth
 from weft.types import TopicPartition

@@ -22,8 +22,7 @@ from confluent_kafka import (
 
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.cluster import accepted, error_text, may_come_back
-from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
-from weft.spark.source.errors import SourceError
+from weft.spark.source.errors import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF, SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
 from weft.spark.source.worker import is_reused

@@ -20,12 +20,12 @@ from weft.errors import ConfigError
 from weft.spark.source.batch import read_range
 from weft.spark.source.bounds import PartitionMap
 from weft.spark.source.cluster import Cluster, missing_topics, require_topics
-from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset, with_lag
 from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import batch_ranges, inside_logs, reporter, resolve, resumed
 from weft.spark.source.ranges import split_ranges
+from weft.spark.source.worker import one_line_errors
 
 # -- progress --------------------------------------------------------------------------------------
 # A query's progress as a consumer group's offsets, where every tool for Kafka sees it.

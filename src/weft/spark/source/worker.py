@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+
+from weft.errors import WeftError
 
 #: Spark's names for the query and batch of a streaming task.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -40,3 +43,20 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Make Weft's own errors leave a Spark worker as one line instead of a traceback.
+
+    PySpark formats a worker's exception with its traceback unless SPARK_HIDE_TRACEBACK is set at
+    that moment, and ends that worker process afterwards, so setting it here hides the traceback of
+    this error only. Outside a Spark worker nothing changes.
+    """
+    try:
+        yield
+    except WeftError:
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if spec is not None and str(spec.name).startswith("pyspark."):  # a worker of Spark's
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

@@ -8,13 +8,14 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
 from weft.spark.source import fetch as fetch_module
-from weft.spark.source.codes import (
+from weft.spark.source.errors import (
     AUTO_OFFSET_RESET,
     PARTITION_EOF,
     TRANSPORT,
     UNKNOWN_TOPIC_OR_PART,
+    DataLoss,
+    SourceError,
 )
-from weft.spark.source.errors import DataLoss, SourceError
 from weft.spark.source.fetch import FetchSettings, RangeFetch, consumer_config
 from weft.spark.source.ranges import OffsetRange
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from weft import guard
-from weft.charging import CHARGE, Charge
+from weft.app_options import owner_of
 from weft.decoding import all_decoded, decoding_of, is_async
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
@@ -48,8 +48,7 @@ from weft.runtime.calls.processes.protocol import (
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
 from weft.runtime.door import SUSPENDED_S, since_boot
-from weft.runtime.hosted import owner_of
-from weft.types import Record
+from weft.types import CHARGE, Charge, Record
 
 #: blocked while a worker starts, so that none ends it before it ignores them
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)

@@ -1,21 +1,26 @@
-"""Write an offset map: the smallest of the eight encodings, as the Java library chooses.
+"""Read and write an offset map; written as the smallest of the eight encodings, as Java does.
 
-All functions take one snapshot: the committed offset (``frontier``), the highest done offset
+A map that is read is untrusted: any client that may commit can have written it. All functions that
+write take one snapshot: the committed offset (``frontier``), the highest done offset
 (``top``; below frontier when nothing beyond it is done) and the ascending offsets between
 them that are not done. Offsets that do not exist count as done.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from weft.codec import bitset, rider, runlength, wire, zstd
+from weft.codec import bitset, runlength, wire, zstd
+from weft.codec import rider as riders
 from weft.codec.limits import (
     BROKER_CHARS_MAX,
     NOT_DONE_MAX,
+    OFFSET_MAX,
     RANGE_MAX,
     TEXT_CHARS_MAX,
     WRITTEN_BODY_BYTES_MAX,
     MapTooLarge,
+    UnreadableMap,
 )
 from weft.codec.wire import Encoding
 
@@ -84,7 +89,7 @@ def encode_fitting(
 def with_rider(
     frontier: int,
     text: str,
-    entries: Sequence[rider.Remembered],
+    entries: Sequence[riders.Remembered],
     limit_chars: int = BROKER_CHARS_MAX,
 ) -> tuple[str, int]:
     """The text of a map (`encode_fitting`'s) with a rider after it, and the rider's entry count.
@@ -117,7 +122,7 @@ class Carrier:
         if not self._text:  # the frontier may be the end of the log: a map without any offset
             encoding = wire.COMPRESSED["BitSetV2"]
             frame = zstd.compress(bytes(bitset.size_bytes(0, 4)))
-        marked = frame + rider.mark(about)
+        marked = frame + riders.mark(about)
         if self.room_bytes + len(self._frame) < len(marked):
             return False
         self.room_bytes += len(self._frame) - len(marked)
@@ -125,9 +130,9 @@ class Carrier:
         self._text = wire.to_text(encoding, marked)
         return True
 
-    def carry(self, entries: Sequence[rider.Remembered]) -> tuple[str, int]:
+    def carry(self, entries: Sequence[riders.Remembered]) -> tuple[str, int]:
         """The text with as many of the entries as fit, and their number."""
-        ridden, count = rider.encode(self._frontier, entries, self.room_bytes)
+        ridden, count = riders.encode(self._frontier, entries, self.room_bytes)
         if not count:
             return self._text, 0
         return wire.to_text(self._encoding, self._frame + ridden), count
@@ -240,3 +245,44 @@ def _encode_within(
     except MapTooLarge:
         return None
     return text if len(text) <= limit_chars else None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMap:
+    """The content of a commit: everything from frontier to highest_seen is done but not_done."""
+
+    #: Name of the encoding as in the vectors file; "none" for empty metadata.
+    encoding: str
+    #: The committed offset.
+    frontier: int
+    #: Last offset in the map; frontier - 1 if it has none.
+    highest_seen: int
+    #: Ascending offsets between frontier and highest_seen that are not done.
+    not_done: tuple[int, ...]
+    #: What is remembered of some of these, and of some offsets past highest_seen.
+    rider: riders.Rider = riders.NONE
+
+
+def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> OffsetMap:
+    """The map that was committed with offset ``frontier`` as metadata ``text``.
+
+    ``log_end`` is the offset of the partition's next record: a map that contains it or later ones
+    would skip records that do not exist yet, and is refused.
+    Linear in time, bounded in memory (limits.py). Raises only UnreadableMap.
+    """
+    if not 0 <= frontier <= OFFSET_MAX:
+        raise UnreadableMap(f"the committed offset {frontier} is not an offset")
+    # A writer that uses confluent-kafka's public calls leaves a NUL after its text.
+    text = (text or "").removesuffix("\x00")
+    if not text:
+        return OffsetMap("none", frontier, frontier - 1, ())
+    encoding, body, frames = wire.from_text(text)
+    family = bitset if encoding.is_bitset else runlength
+    length, not_done = family.read(frontier, body, encoding.width)
+    highest_seen = frontier + length - 1
+    if highest_seen > OFFSET_MAX:
+        raise UnreadableMap("the map reaches past the largest offset there can be")
+    if length and log_end is not None and highest_seen >= log_end:
+        raise UnreadableMap(f"the map reaches offset {highest_seen}, the log ends at {log_end}")
+    remembered = riders.decode(frontier, frames, not_done, highest_seen, log_end)
+    return OffsetMap(encoding.name, frontier, highest_seen, not_done, remembered)
