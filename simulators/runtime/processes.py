@@ -14,11 +14,13 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from simulators.runtime.primitives import FakeModule
 from simulators.runtime.scheduler import Scheduler, Task
 
+HEADER_BYTES = 4  # in front of each message
+PIPE_MESSAGES = 2  # a pipe is full with so many
 FIRST_PID = 2**30  # far above what the kernel gives: a real os.kill finds nobody
 
 
@@ -37,7 +39,7 @@ class Machine:
         self._files = count(FIRST_PID)
         self.os = FakeModule(os, _exit=self.exit, kill=self._kill_pid, dup=lambda number: number)
         self.select = FakeModule(select, poll=lambda: Poll(self))
-        self.socket = FakeModule(socket, socket=lambda fileno: Shutter(self.pipes[fileno]))
+        self.socket = FakeModule(socket, socket=lambda fileno: Socket(self.pipes[fileno]))
         self.signal = FakeModule(
             signal,
             signal=lambda *_: None,
@@ -175,6 +177,7 @@ class Pipe:
         self._sim = sim
         self._received: deque[bytes] = deque()
         self._reader: Task | None = None
+        self._writer: Task | None = None
 
     def fileno(self) -> int:
         """Its number."""
@@ -187,6 +190,18 @@ class Pipe:
             raise BrokenPipeError
         self.other.take(data)
 
+    @property
+    def full(self) -> bool:
+        """The other end has to read first."""
+        return len(self.other._received) >= PIPE_MESSAGES  # noqa: SLF001  # the same class
+
+    def wait_for_room(self) -> None:
+        """Until the other end has read, or is closed."""
+        while self.full and not (self.closed or self.other.closed):
+            self._writer = self._sim.running
+            self._sim.block()
+            self._writer = None
+
     def take(self, data: bytes) -> None:
         """The other end has sent this."""
         self._received.append(data)
@@ -194,8 +209,9 @@ class Pipe:
         self._sim.point()
 
     def _wake(self) -> None:
-        if self._reader is not None:
-            self._sim.wake(self._reader)
+        for task in (self._reader, self._writer):
+            if task is not None:
+                self._sim.wake(task)
 
     def recv_bytes(self) -> bytes:
         """The next message; EOFError at the end."""
@@ -206,7 +222,9 @@ class Pipe:
             self._reader = self._sim.running
             self._sim.block()
             self._reader = None
-        return self._received.popleft()
+        data = self._received.popleft()
+        self.other._wake()  # noqa: SLF001  # the same class
+        return data
 
     @property
     def readable(self) -> bool:
@@ -240,18 +258,27 @@ class Poll:
         return [number for number in self._numbers if self._machine.pipes[number].readable]
 
 
-class Shutter:
-    """A socket over a pipe, to shut it down."""
+class Socket:
+    """A socket over a pipe: to send without waiting, and to shut it down."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def __enter__(self) -> Self:
-        return self
+    def send(self, data: memoryview, _flags: int) -> int:
+        """All of it, or BlockingIOError; OSError where nobody reads."""
+        if self._pipe.full:
+            raise BlockingIOError
+        self.sendall(data)
+        return len(data)
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing: the descriptor was a copy."""
+    def sendall(self, data: memoryview) -> None:
+        """Wait until it fits."""
+        self._pipe.wait_for_room()
+        self._pipe.send_bytes(bytes(data[HEADER_BYTES:]))
 
     def shutdown(self, _how: int) -> None:
         """Both ends see the end."""
         self._pipe.close()
+
+    def close(self) -> None:
+        """Nothing: the descriptor was a copy."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,11 +52,20 @@ def opened(app: weft.App) -> Iterator[str]:
 
 
 def work(record: weft.Record) -> weft.Produce | None:
-    """Do what the value says: die, die-once, sleep, linger, meet, raise, out, or just burn."""
-    text = record.value.decode()
+    """Do what the value says: die, die-once, sleep, linger, meet, raise, out, or just burn.
+
+    Only what is in front of a "|" counts.
+    """
+    text = record.value.decode().partition("|")[0]
     note(f"start {record.offset} {record.attempt}")
     if text == "die" or (text == "die-once" and record.attempt == 1):
         os.kill(os.getpid(), 9)
+    if text == "suspend" and record.attempt == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if text == "fork" and record.attempt == 1:
+        fork_and_die()
+    if text == "log":
+        logging.getLogger("burning").warning("%d apples", "five")
     if text == "sleep":
         time.sleep(60)  # a call that hangs
     if text.startswith("linger"):
@@ -63,10 +74,27 @@ def work(record: weft.Record) -> weft.Produce | None:
         meet()
     if text == "raise":
         raise ValueError("as asked")
-    end = time.perf_counter() + 0.001
+    end = time.perf_counter() + (0.0 if text == "quick" else 0.001)
     while time.perf_counter() < end:
         pass
     return weft.Produce(b"seen", topic="out") if text == "out" else None
+
+
+def fork_and_die() -> None:
+    """Die, and leave a process behind that this one has forked."""
+    if os.fork() == 0:
+        note("forked")
+        time.sleep(300)  # the test ends it
+        os._exit(0)
+    until(lambda: any(line[0] == "forked" for line in noted()), "the other process runs")
+    os.kill(os.getpid(), 9)
+
+
+class Unreadable:
+    """A value that can be pickled but not unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return int, ("no number",)
 
 
 async def work_async(record: weft.Record) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -251,3 +253,51 @@ def test_a_value_that_no_pipe_can_carry_fails_its_attempt(notes: Notes) -> None:
     assert bad.record.value == b"bad"
     assert bad.error is not None
     assert "cannot be sent to a worker process" in bad.error.message
+
+
+def test_one_value_that_a_worker_cannot_read_fails_its_attempt(notes: Notes) -> None:
+    """A prefetched value can be pickled but not unpickled: its record has failed, no worker has."""
+
+    def load(records: Sequence[weft.Record]) -> list[object]:
+        return [burning.Unreadable() if record.value == b"bad" else "fine" for record in records]
+
+    once = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
+    app = app_of(burning.work, prefetch=load, **once)
+    results = run(app, [(f"k{n}", b"bad" if n == 30 else b"burn") for n in range(60)])
+    assert Counter(result.outcome for result in results) == {"done": 59, "skipped": 1}
+    (bad,) = [result for result in results if result.error is not None]
+    assert bad.record.value == b"bad"
+    assert bad.error is not None
+    assert "ValueError: invalid literal for int()" in bad.error.message
+
+
+def test_a_worker_that_reads_nothing_delays_no_other(notes: Notes) -> None:
+    """A suspended worker's pipe is full: others go on, and its time-out ends it."""
+    app = app_of(burning.work, timeout_s=4.0)
+    values = [(b"suspend" if n == 150 else b"quick") + b"|" + bytes(300_000) for n in range(250)]
+    results = run(app, [(f"k{n}", value) for n, value in enumerate(values)])
+    attempts = {result.record.offset: result.attempts for result in results}
+    assert attempts == {n: 2 if n == 150 else 1 for n in range(250)}
+    assert {result.outcome for result in results} == {"done"}
+
+
+def test_a_process_that_a_handler_forked_does_not_hide_the_workers_end(notes: Notes) -> None:
+    """The worker is killed while its own child lives: the record is tried again."""
+    try:
+        results = run(app_of(burning.work), [("a", b"fork"), ("b", b"burn")], timeout_s=60)
+    finally:
+        for line in notes():
+            if line[0] == "forked":
+                os.kill(int(line[-1]), signal.SIGKILL)
+    attempts = {result.record.key: (result.outcome, result.attempts) for result in results}
+    assert attempts == {b"a": ("done", 2), b"b": ("done", 1)}
+
+
+def test_a_log_line_with_a_wrong_format_fails_no_record(
+    notes: Notes, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As everywhere in Python, a log call does not raise: the worker's stderr has the fault."""
+    with caplog.at_level(logging.WARNING):
+        (result,) = run(app_of(burning.work), [b"log"])
+    assert (result.outcome, result.attempts) == ("done", 1)
+    assert "--- Logging error ---" in capfd.readouterr().err

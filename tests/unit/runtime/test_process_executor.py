@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from itertools import count
+from typing import Any, ClassVar
 
 import pytest
 from tests.support.bench import Bench
@@ -34,8 +35,11 @@ ERROR = ErrorInfo("ValueError", "bad")
 class Process:
     """A child that is never there."""
 
+    waited: ClassVar[list[float]] = []
+
     def join(self, timeout: float | None = None) -> None:
-        """Wait for nothing."""
+        """Keep for how long it may take."""
+        self.waited.append(timeout or 0.0)
 
 
 class Child:
@@ -550,3 +554,17 @@ def test_workers_without_spans_are_reported_once(
     desk.hear(desk.child, Opened(None))
     (told,) = caplog.messages
     assert told.startswith("no spans of worker processes")
+
+
+def test_all_workers_have_one_time_to_end_together(
+    office: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten that are suspended delay a stop as one does."""
+    clock = count()  # at each look a second has passed
+    work = office(concurrency=10)
+    monkeypatch.setattr(module, "CLOSE_S", 3.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(Process, "waited", [])
+    work.executor.close()
+    assert all(child.closed and child.killed for child in Child.made)
+    assert Process.waited == [2.0, 1.0, *[0.0] * 8] * 2

@@ -80,11 +80,11 @@ class Unsendable(Exception):
     """A record that cannot be pickled."""
 
 
-def unsendable(work: Work, error: Exception) -> Failed:
+def unsendable(work: Work, error: str) -> Failed:
     """The failed attempt of a record that no pipe can carry."""
     why = Unsendable(
-        "the record cannot be sent to a worker process: have prefetch return what can be pickled "
-        f"({type(error).__name__}: {error})"
+        "the record cannot be sent to a worker process: have prefetch return what can be pickled, "
+        f"and unpickled again ({error})"
     )
     return failed(work, why)
 

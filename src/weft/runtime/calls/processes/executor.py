@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 import time
 from collections import deque
@@ -32,7 +33,9 @@ from weft.runtime.calls.processes.protocol import (
     Drop,
     Job,
     Opened,
+    Packed,
     Reply,
+    Unread,
     Warn,
     WorkerSpec,
 )
@@ -78,7 +81,7 @@ class ProcessExecutor(Executor):
         self._report_at = 0.0
         #: the dispatcher sleeps until it gets a token
         self._sleeps = False
-        self._unsendable: list[tuple[Item, Exception]] = []
+        self._unsendable: list[tuple[Item, str]] = []
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         for _ in range(plan.spec.concurrency):
             self._hire()
@@ -86,7 +89,15 @@ class ProcessExecutor(Executor):
 
     def _hire(self) -> None:
         name, died = f"weft-{self._plan.spec.name}", self._door.died
-        link = Link(name, self._spec, self._received, self._died, died, one_at_a_time=self._once)
+        link = Link(
+            name,
+            self._spec,
+            self._received,
+            self._died,
+            lambda: self._tokens.put(True),
+            died,
+            one_at_a_time=self._once,
+        )
         self._links.append(link)
 
     # -- from any thread ---------------------------------------------------------------------------
@@ -166,12 +177,12 @@ class ProcessExecutor(Executor):
             self._closed = True
             links = list(self._links)
         self._tokens.put(False)
-        for link in links:
-            link.close()
-        for link in links:
-            link.process.join(CLOSE_S)
-            link.kill()
-            link.process.join(CLOSE_S)
+        for end in Link.close, Link.kill:
+            for link in links:
+                end(link)
+            deadline = time.monotonic() + CLOSE_S  # for all of them
+            for link in links:
+                link.process.join(max(0.0, deadline - time.monotonic()))
 
     def stack(self, where: stacks.Where) -> list[str]:
         """Where the call of this record is now; queries its worker."""
@@ -255,16 +266,16 @@ class ProcessExecutor(Executor):
             link = max(links, key=lambda one: one.room, default=None)
             if link is None or link.room == 0:
                 break
-            chunk = []
+            chunk: list[Item] = []
             for _ in range(max(1, link.room // 2) if len(links) > 1 else link.room):
-                if not self._waiting:
+                if not self._waiting or (chunk and self._waiting[0].alone):
                     break
                 item = self._waiting.popleft()
                 if not all(may_call(work, at_most_once=self._once) for work in item.works):
                     back.append(item)
                     continue
                 chunk.append(item)
-                if item.batch:
+                if item.batch or item.alone:
                     break
             if chunk:
                 self._send(link, chunk)
@@ -279,7 +290,8 @@ class ProcessExecutor(Executor):
                 for item in items:
                     self._send(link, [item])
             else:
-                self._unsendable.append((items[0], error))
+                why = f"{type(error).__name__}: {error}"
+                self._unsendable.append((items[0], why))
 
     def _send_job(self, link: Link, items: list[Item]) -> None:
         records, retries = [], {}
@@ -295,7 +307,10 @@ class ProcessExecutor(Executor):
         returned, before = self._plan.calls is not None, self._spans.before(records)
         try:
             job = Job(records, items[0].batch, returned, ids, since_boot(), before, retries or None)
-            link.send(job)
+            # What is the user's may be unreadable over there.
+            packed = self._plan.prefetch is not None or retries
+            numbers = [number for number, _ in records]
+            link.send(Packed(numbers, pickle.dumps(job, protocol=5)) if packed else job)
         except BaseException:
             for number, _ in records:
                 del link.given[number]
@@ -303,7 +318,8 @@ class ProcessExecutor(Executor):
 
     def _end_unhandled(self, items: Sequence[Item]) -> None:
         """End items that may not be called any more, or that no pipe can carry."""
-        bad, self._unsendable = self._unsendable, []
+        with self._lock:
+            bad, self._unsendable = self._unsendable, []
         for item in items:
             self._end(item, [Unhandled(work) for work in item.works], whole=False)
         for item, error in bad:
@@ -334,6 +350,8 @@ class ProcessExecutor(Executor):
                 _log.error("worker process: %s", message.error.traceback)
                 name, why = self._plan.spec.name, message.error.line
                 self._fail(f"handler {name}: its worker process cannot open: {why}")
+        elif isinstance(message, Unread):
+            self._unread(link, message)
         elif isinstance(message, Cost):
             with self._lock:
                 item = link.given.get(message.number)
@@ -350,6 +368,19 @@ class ProcessExecutor(Executor):
             self._end_unhandled(back)
             if look:
                 self._tokens.put(True)
+
+    def _unread(self, link: Link, message: Unread) -> None:
+        """Find the record that the worker cannot read: each of the job is sent alone."""
+        with self._lock:
+            given = [link.given.pop(n) for n in message.numbers if n in link.given]
+            items = list(dict.fromkeys(given))
+            if len(items) == 1:
+                self._unsendable.append((items[0], message.error))
+            else:
+                for item in items:
+                    item.alone = True
+                self._waiting.extendleft(reversed(items))
+        self._tokens.put(True)
 
     def _replied(self, link: Link, reply: Reply) -> None:
         with self._lock:

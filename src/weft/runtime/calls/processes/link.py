@@ -9,11 +9,13 @@ import pickle
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from weft import guard
@@ -24,6 +26,7 @@ from weft.runtime.calls.processes.protocol import (
     Drop,
     Job,
     LogLine,
+    Packed,
     StackIs,
     Warn,
     WorkerSpec,
@@ -37,6 +40,15 @@ WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency without a 
 SLOW_S = 5 * WINDOW_S
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
+
+SHORT_MAX = (
+    0x7FFFFFFF  # bytes of a message whose length multiprocessing's connections write in four
+)
+
+
+def _header(size: int) -> bytes:
+    """What multiprocessing's connections expect in front of a message."""
+    return struct.pack("!i", size) if size <= SHORT_MAX else struct.pack("!iQ", -1, size)
 
 
 #: children that end with this process whatever happens to its runs: they ignore SIGTERM, with which
@@ -53,7 +65,7 @@ def _end_all() -> None:
 class Item:
     """One call that was passed to a worker: a record, or a batch."""
 
-    __slots__ = ("acked", "batch", "call", "works")
+    __slots__ = ("acked", "alone", "batch", "call", "works")
 
     def __init__(self, works: list[Work], *, batch: bool) -> None:
         self.works = works
@@ -62,6 +74,8 @@ class Item:
         self.call = works[0].call
         #: of a batch: records that were acknowledged while it ran
         self.acked: set[Work] = set()
+        #: a job with this one and others could not be read: it is sent without others
+        self.alone = False
 
 
 class Link:
@@ -73,11 +87,15 @@ class Link:
         spec: WorkerSpec,
         on_message: Callable[[Link, Any], None],
         on_death: Callable[[Link], None],
+        on_room: Callable[[], object],
         died: guard.Died,
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        """`one_at_a_time`: it gets a call only after it has answered the previous one."""
+        """`one_at_a_time`: it gets a call only after it has answered the previous one.
+
+        `on_room` is called when what did not fit into its pipe is there.
+        """
         self._one_at_a_time = one_at_a_time
         self._pipe, childs = SPAWN.Pipe(duplex=True)
         self._running = SPAWN.RawValue("q", IDLE)
@@ -97,6 +115,11 @@ class Link:
         # The pipe's own poll() builds a selector each time, which costs more than a reply does.
         self._readable = select.poll()
         self._readable.register(self._pipe.fileno(), select.POLLIN)
+        self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))
+        #: what did not fit into the pipe, for the thread that may wait for the child to read
+        self._rest: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._rests = 0
+        self._sending = threading.Lock()
         self.opened = False
         #: the expired call that it is being killed for
         self.killed_for: Item | None = None
@@ -111,7 +134,9 @@ class Link:
         self._latency_s = 0.01
         self._on_message = on_message
         self._on_death = on_death
+        self._on_room = on_room
         guard.thread(f"{name}-pipe", self._read, died).start()
+        guard.thread(f"{name}-rest", self._send_rest, died).start()
 
     def _read(self) -> None:
         while True:
@@ -126,25 +151,48 @@ class Link:
                 self.stack_received.set()
             else:
                 self._on_message(self, message)
+        self._rest.put(None)
         self._pipe.close()
         self.process.join(1.0)
         self._on_death(self)
+
+    def _send_rest(self) -> None:
+        while (rest := self._rest.get()) is not None:
+            with suppress(OSError):  # the child is gone, which the reader detects
+                self._socket.sendall(rest)
+            with self._sending:
+                self._rests -= 1
+            if not self._rests:
+                self._on_room()
+        with self._sending:
+            self._socket.close()
 
     def more_to_read(self) -> bool:
         """Whether another message is available."""
         return bool(self._readable.poll(0))
 
-    def send(self, message: Job | Drop | Warn | AskStack) -> bool:
-        """Send; False if the child is gone, which the reader detects.
+    def send(self, message: Job | Packed | Drop | Warn | AskStack) -> None:
+        """Send; never waits for the child to read. Nothing happens if it is gone.
+
+        A child that is suspended, or whose call holds the interpreter, reads nothing, and its pipe
+        fills. Callers hold the executor's lock, which the engine needs for all other workers and to
+        end this one for its time-out: so another thread sends what does not fit.
 
         Raises pickle's exceptions for a record whose value cannot be sent.
         """
         data = pickle.dumps(message, protocol=5)
-        try:
-            self._pipe.send_bytes(data)
-        except (OSError, ValueError):
-            return False
-        return True
+        rest = memoryview(_header(len(data)) + data)
+        with self._sending:
+            if not self._rests:
+                try:
+                    rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return
+            if rest:
+                self._rests += 1
+                self._rest.put(rest)
 
     @property
     def slow(self) -> bool:
@@ -160,12 +208,13 @@ class Link:
     @property
     def room(self) -> int:
         """How many more calls it may get now."""
-        return max(0, self._window - len(self.given)) if self.opened else 0
+        ready = self.opened and not self._rests
+        return max(0, self._window - len(self.given)) if ready else 0
 
     @property
     def hungry(self) -> bool:
         """Whether half of its window is free; filling it costs as much for one call as for ten."""
-        return self.opened and 2 * len(self.given) <= self._window
+        return self.opened and not self._rests and 2 * len(self.given) <= self._window
 
     def took(self, seconds: float) -> None:
         """Adapt the window to the duration of a call."""
@@ -207,11 +256,8 @@ class Link:
     def close(self) -> None:
         """Make the child exit by closing its pipe.
 
-        A shutdown, not a close: the reader blocks on this descriptor, and meanwhile a close would
-        reach neither the reader nor the child.
+        A shutdown, not a close: the reader blocks on the pipe, and meanwhile a close would reach
+        neither the reader nor the child.
         """
-        try:
-            with socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the reader has closed it already
+        with self._sending, suppress(OSError):  # it has closed itself already
+            self._socket.shutdown(socket.SHUT_RDWR)

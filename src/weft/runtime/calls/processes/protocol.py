@@ -1,7 +1,7 @@
 """Messages on the pipe between a member and its worker process, pickled with protocol 5.
 
-Down: `Job`, `Drop`, `Warn`. Up: `Opened`, then one `Reply` per record, sent before the next record
-starts, so that a dying worker loses no finished result.
+Down: `Job`, alone or `Packed`, `Drop`, `Warn`. Up: `Opened`, then one `Reply` per record, sent
+before the next record starts, so that a dying worker loses no finished result.
 """
 
 from __future__ import annotations
@@ -94,6 +94,13 @@ class Job(NamedTuple):
     retries: dict[int, Retry] | None = None
 
 
+class Packed(NamedTuple):
+    """A job with objects of the user's, which the worker may be unable to unpickle."""
+
+    numbers: list[int]
+    job: bytes
+
+
 class Drop(NamedTuple):
     """Return these records if they have not started."""
 
@@ -135,6 +142,13 @@ class Cost(NamedTuple):
     cost: float
     #: the cost that the call reported before
     before: float | None
+
+
+class Unread(NamedTuple):
+    """The worker cannot unpickle this job."""
+
+    numbers: list[int]
+    error: str
 
 
 class Reply(NamedTuple):
@@ -187,20 +201,25 @@ class _ToParent(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields = {name: _plain(value) for name, value in vars(record).items()}
-        fields |= {"msg": _plain(record.getMessage()), "args": None, "exc_info": None}
-        if record.exc_info:
-            trace = logging.Formatter().formatException(record.exc_info)
-            fields["exc_text"] = trace[:LINE_CHARS_MAX]
-        self._send(LogLine(fields))
+        try:
+            fields = {name: _plain(value) for name, value in vars(record).items()}
+            fields |= {"msg": _plain(record.getMessage()), "args": None, "exc_info": None}
+            if record.exc_info:
+                trace = logging.Formatter().formatException(record.exc_info)
+                fields["exc_text"] = trace[:LINE_CHARS_MAX]
+            self._send(LogLine(fields))
+        except Exception:  # a wrong format, or a value's own __str__: no failure of the handler
+            self.handleError(record)
 
 
 def _plain(value: Any) -> Any:
     """A value that can be pickled and is bounded, whatever the user passed as `extra=`."""
     if isinstance(value, str):
-        return value[:LINE_CHARS_MAX]
-    if value is None or isinstance(value, bool | int | float):
+        return str(value)[:LINE_CHARS_MAX]
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int | float):  # of a subclass, such as an enum: what the parent can read
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     return str(value)[:LINE_CHARS_MAX]

@@ -39,8 +39,10 @@ from weft.runtime.calls.processes.protocol import (
     Drop,
     Job,
     Opened,
+    Packed,
     Reply,
     StackIs,
+    Unread,
     Warn,
     WorkerSpec,
     log_to_parent,
@@ -101,6 +103,9 @@ class Worker:
 
     def run(self) -> None:
         """Open, then handle jobs; never returns."""
+        # The parent learns of this process's end by the end of the pipe: a process that a handler
+        # forks, and that outlives it, must not hold it open.
+        os.register_at_fork(after_in_child=self._pipe.close)
         log_to_parent(self.send, self.spec.log_level)
         try:
             self._open()
@@ -163,6 +168,12 @@ class Worker:
                 message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own parent
             except (EOFError, OSError):
                 self._leave()
+            if isinstance(message, Packed):
+                try:
+                    message = pickle.loads(message.job)  # noqa: S301  # from our own parent
+                except BaseException as error:
+                    self.send(Unread(message.numbers, error_info(error).line))
+                    continue
             if isinstance(message, Job):
                 self.warned.clear()
                 if message.batch:
