@@ -225,14 +225,17 @@ def _alike(answer: Row) -> list[Row]:
     """Records that are queued behind the same one share a sentence; repeated advice is left out."""
     shown: list[Row] = []
     queued: dict[tuple[Any, ...], tuple[Row, list[str]]] = {}
+    advice = None
     for one, row in zip_longest(_sentences(answer), answer.get("found") or ()):
+        if one is None:  # from an older version: records without a sentence
+            break
         head = (row or {}).get("behind")
         where = (row["topic"], row["partition"], head["offset"]) if head else None
         if where in queued:
             queued[where][1].append(f"{row['offset']:,}")
             continue
-        same = bool(shown) and one["next"] == shown[-1]["next"]
-        shown.append({**one, "next": ""} if same else one)
+        shown.append({**one, "next": ""} if one["next"] == advice else one)
+        advice = one["next"]
         if where is not None:
             queued[where] = shown[-1], []
     for one, more in queued.values():
@@ -279,7 +282,11 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
             first = why_sentences(shot)[0]
         ranked.append((first, name, shot))
     ranked.sort(key=lambda one: one[0].rank)
-    well = [shot for first, _, shot in ranked if first.rank >= FULL and "error" not in shot]
+    well = [
+        shot
+        for first, _, shot in ranked
+        if first.rank >= FULL and "error" not in shot and not shot.get("silent_s")
+    ]
     fold = len(well) > 1 and not every
     lines = [
         line

@@ -125,6 +125,7 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["ask"] == "snapshot":
         return shot
     about = question(asked.get("where"), asked.get("key"))
+    of_records = about.key is not None or about.offset is not None
     rows = [
         row
         for row in shot["blockers"]
@@ -133,7 +134,7 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
         and about.offset in (None, row["offset"])
         and about.key in (None, row["key"])
     ]
-    if about.key is not None or about.offset is not None:
+    if of_records:
         found = [record_sentence(row, shot["app"]["member"]) for row in rows]
     elif about.topic is None or any(
         (about.topic == row["topic"] and about.partition in (None, row["partition"]))
@@ -144,7 +145,11 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     else:
         found = []
     silent = {"silent_s": shot["silent_s"]} if shot["silent_s"] else {}
-    return {"sentences": [one.row() for one in found], "found": rows if found else [], **silent}
+    return {
+        "sentences": [one.row() for one in found],
+        "found": rows if of_records else [],
+        **silent,
+    }
 
 
 def check_token_file(url: str | None, token_file: Path | None) -> None:

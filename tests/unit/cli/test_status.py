@@ -9,6 +9,7 @@ from rich.console import Console
 
 import weft
 from weft.cli.seen import LINES_MAX, _json, _repeat, _status_shown, _why_shown
+from weft.cli.sources import _reported
 from weft.testing import run
 
 LONG = "eu-west-1.logistics.positions.vehicles.enriched.v2"
@@ -155,6 +156,44 @@ def test_records_of_one_key_behind_the_same_one_share_a_sentence():
     assert (first, after.strip()) == ("Record 3 is parked.", "Next: release it")
     assert second == ("Record 4 is queued behind record 3. So are 9 more: 5, 6, 7, 8, 9, …")
     assert history.endswith("attempt 1 failed: ValueError: no")
+
+
+def test_a_groups_report_with_many_records_that_wait_alike_is_shown():
+    """They share a sentence, so there are fewer sentences than records."""
+    error = {"type": "ValueError", "message": "no"}
+    rows = [
+        {
+            "topic": "orders", "partition": 0, "offset": n, "key": "k", "handler": "check",
+            "place": "retrying", "for_s": 1.0, "attempts": 3, "attempts_max": None, "due_in_s": 4.0,
+            "last_error": error, "waiting_behind": 1, "done_beyond": 0, "at_frontier": False,
+            "story": [{"at": 0.0, "what": "attempt 1 failed"}],
+        }
+        for n in range(20)
+    ]  # fmt: skip
+    shot = {
+        "state": "running", "app": {"group": "shop", "member": "m1"}, "blockers": rows,
+        "halts": [], "handlers": {}, "partitions": [], "silent_s": None,
+    }  # fmt: skip
+    answer = _reported(shot, {"ask": "why", "where": None, "key": None})
+    stream = StringIO()
+    Console(file=stream, width=200).print(_why_shown([("m1", answer)]))
+    first, after = stream.getvalue().splitlines()
+    assert first.endswith("The same applies to at least 19 more of this topic.")
+    assert after.strip().startswith("Next: fix the error")
+    answer = _reported(shot, {"ask": "why", "where": "orders:0:7", "key": None})
+    assert [row["offset"] for row in answer["found"]] == [7]
+
+
+def test_advice_is_printed_once_for_all_that_share_it():
+    """Also for the third and the fifth."""
+    sentences = [
+        {"text": f"Record {n} fails.", "next": "fix it", "about": "retrying"} for n in range(5)
+    ]
+    stream = StringIO()
+    Console(file=stream, width=200).print(
+        _why_shown([("m", {"sentences": sentences, "found": []})])
+    )
+    assert stream.getvalue().count("fix it") == 1
 
 
 def test_several_runs_are_named_by_group_and_member(shot):

@@ -295,6 +295,10 @@ def test_status_shows_of_a_silent_member_what_no_other_reports():
     assert told(alive, dead).splitlines()[-1].rstrip() == (
         "g  m2  SILENT: killed, suspended or disconnected; last report 40 s ago; others own its partitions"
     )
+    # Nor among the healthy ones, with records that others count
+    shown = told(alive, shot("m3", [2]), dead)
+    assert "well: g m1, g m3: 45 remaining in 3 partitions" in shown
+    assert "g  m2  SILENT" in shown
     alone = told(dead)
     assert "with 15 remaining in 1 partitions that no other member reports" in alone
     assert alone.splitlines()[-1].split().count("-") == 4  # past map, run, retry, park
