@@ -186,6 +186,23 @@ def gone() -> list[tuple[str, float]]:
     return found
 
 
+def _silent_because(pid: str) -> str:
+    """Why the process of a run does not answer, as far as the system knows."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    if uid != os.getuid() or pid == "1":
+        return ""  # the number of an ended process, in use by another one
+    if status.rpartition(")")[2].split()[0] == "T":
+        return f": its process is suspended; resume it with kill -CONT {pid}"
+    return (
+        ": its process runs, but its Python code does not: C code of a handler may hold the "
+        f"interpreter lock (py-spy dump --pid {pid} shows where), or the machine is overloaded"
+    )
+
+
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """The answer of one run. Raises NotAnswering, or ConfigError for a query that it refuses."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
@@ -197,17 +214,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
             with one.makefile("rb") as stream:
                 line = stream.readline(ANSWER_BYTES_MAX)
         except TimeoutError:
-            pid = path.stem.partition("-")[0]
-            try:
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except (OSError, IndexError):
-                why = ""
-            else:
-                why = (
-                    f": its process is suspended; resume it with kill -CONT {pid}"
-                    if state == "T"
-                    else ""
-                )
+            why = _silent_because(path.stem.partition("-")[0])
             raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s{why}") from None
         except OSError as error:
             raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None

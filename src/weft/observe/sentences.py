@@ -6,6 +6,8 @@ machine, over HTTP and from a group's reports.
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -69,11 +71,13 @@ def _attempt(row: Row) -> str:
     return f"attempt {row['attempts'] + 1}" + (f" of {most}" if most is not None else "")
 
 
-def _for(row: Row) -> str:
+def lasting(row: Row) -> str:
+    """For how long, if that is known."""
     return "" if row.get("for_s") is None else f" for {seconds(row['for_s'])}"
 
 
-def _error(row: Row, field: str = "last_error") -> str:
+def error_text(row: Row, field: str = "last_error") -> str:
+    """Its error in one line, after a colon."""
     error = row.get(field)
     return "" if not error else f": {ErrorInfo(error['type'], error['message']).line}"
 
@@ -84,8 +88,16 @@ def at_line(row: Row) -> str:
     return f", at {stack[0]}" if stack else ""
 
 
+#: a call, an output or a commit that takes less is not worth an advice
+BRIEF_S = 5.0
+#: places that every record passes, and how long that takes decides whether it is stuck
+TAKES_TIME = ("running", "sending", "committing", "pending", "marking")
+
+
 def ends_by(row: Row) -> str:
     """What ends a running call; this depends on the executor."""
+    if (row.get("for_s") or 0.0) < BRIEF_S:
+        return ""
     limit_s, kind = row.get("timeout_s"), row.get("executor")
     late = limit_s is not None and (row.get("for_s") or 0.0) > limit_s + 1.0
     if kind == "threads":
@@ -112,31 +124,10 @@ def ends_by(row: Row) -> str:
     return f"its timeout_s={limit_s:g} ends it"
 
 
-#: calls that take longer than this are named as the reason of full slots
-SLOW_S = 1.0
-
-
-def _slots(halt: Row) -> tuple[str, str]:
-    text = f"All concurrency slots{_of(halt)} are taken"
-    if acknowledged := halt.get("acknowledged"):
-        whose = "batch calls that have acknowledged all their records and have not returned"
-        after = "return after the last acknowledgement, or set timeout_s"
-        return (
-            f"{text}, {acknowledged:,} of them by {whose}.",
-            f"if it stays so, such a call hangs: {after}",
-        )
-    if (median_s := halt.get("median_s") or 0.0) >= SLOW_S:
-        text += f" by calls of {seconds(median_s)} (median)"
-    return (
-        f"{text}; calls end and others start.",
-        "normal under load; if remaining grows, raise concurrency or add members",
-    )
-
-
 def _not_begun(row: Row, member: str) -> tuple[str, str]:
     opens = "worker processes open (imports, the lifespan), " * (row.get("executor") == "processes")
     after = f"{opens}its prefetch has not returned, or calls before it run"
-    return f"waits{member}{_for(row)} for its call to begin{at_line(row)}", after
+    return f"waits{member}{lasting(row)} for its call to begin{at_line(row)}", after
 
 
 def _behind(row: Row, member: str) -> tuple[str, str]:
@@ -149,25 +140,30 @@ def _behind(row: Row, member: str) -> tuple[str, str]:
 
 def _retrying(row: Row, member: str) -> tuple[str, str]:
     due = row.get("due_in_s")
-    text = f"failed {times(row['attempts'])}{_error(row)}; "
+    text = f"failed {times(row['attempts'])}{error_text(row)}; "
     if due is None:
         cure = "the app's callbacks run one after another: give what they call a time-out"
-        return f"{text}it waits{_for(row)} for on_exhausted= to return", cure
+        return f"{text}it waits{lasting(row)} for on_exhausted= to return", cure
     text += f"{_attempt(row)} starts in {seconds(due)}"
+    if (row.get("last_error") or {}).get("type") == "RetryAfter":
+        return text, "wait: the handler, or the service that it calls, asked for this delay"
     return text, "fix the error; raise weft.Reject in the handler to give up immediately"
 
 
+#: given up because another attempt of the same code would fail, too
+FINAL = ("rejected", "undecodable")
+
+
 def _parked(row: Row, member: str) -> tuple[str, str]:
-    ended = f"given up after {attempts(row['attempts'])}{_error(row)}"
-    text = f"is parked{_for(row)}, {ended}"
+    ended = f"given up after {attempts(row['attempts'])}{error_text(row)}"
+    text = f"is parked{lasting(row)}, {ended}"
     if not row.get("last_error"):  # a commit remembers that it is parked, not why and since when
         text = f"was parked before this member had its partition, {ended}; see the log of that time"
     command = ""
     if row.get("reason"):  # a command to the record alone would be refused
-        topic = row.get("topic", "TOPIC")
         return f"{text}; its key is held by a command ({row['reason']})", (
-            f"weft key release --topic {topic} --key KEY --reason TEXT ends the hold and gives it "
-            "new attempts"
+            f"`weft key release {key_options(row)} --reason TEXT` ends the hold and gives it new "
+            "attempts"
         )
     if "topic" in row:
         place = f"{row['topic']}:{row['partition']}:{row['offset']}"
@@ -175,7 +171,35 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
     error = row.get("last_error") or {}
     if error.get("message", "").startswith(LETTER_REFUSED) and "UNKNOWN_TOPIC" in error["type"]:
         return text, f"create the dead-letter topic and release it{command}"
+    if command and row.get("by") in FINAL:
+        skip = f"`weft record skip {place} --reason TEXT` gives it up"
+        return text, f"{skip}; or deploy a handler that accepts it and release it{command}"
     return text, f"fix the cause and release it{command}"
+
+
+def all_parked(row: Row) -> str:
+    """What to do about many records of a topic that are parked after the same error."""
+    kind = (row.get("last_error") or {}).get("type")
+    where = "" if kind is None else f' and error.type == "{kind}"'
+    return (
+        f"fix the cause and release all of them: `weft key release --topic {row['topic']} --where "
+        f"'state == \"parked\"{where}' --reason TEXT`"
+    )
+
+
+def key_options(row: Row) -> str:
+    """The options of `weft key` that select the key of this record, to be copied."""
+    key, topic = row.get("key"), f"--topic {row.get('topic', 'TOPIC')}"
+    # A key is shown cut at 64 characters and escaped: such a one would select nothing
+    if key is not None and KEY_AS_IT_IS.fullmatch(key):
+        return f"{topic} --key {shlex.quote(key)}"
+    places = ((name, row.get(name)) for name in ("partition", "offset"))
+    where = " and ".join(f"{name} == {value}" for name, value in places)
+    return f"{topic} --where '{where}'"
+
+
+#: a key that is shown as it is
+KEY_AS_IT_IS = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,63}")
 
 
 def _on_hold(row: Row, member: str) -> tuple[str, str]:
@@ -183,7 +207,8 @@ def _on_hold(row: Row, member: str) -> tuple[str, str]:
     when = "" if due is None else f" for {seconds(due)} more"
     who = f" of {row['by']}" if row.get("by") else ""
     why = f" ({row['reason']})" if row.get("reason") else ""
-    return f"is held by a command{who}{when}{why}", "release it to let its lane continue now"
+    after = f"to let its lane continue now: `weft key release {key_options(row)} --reason TEXT`"
+    return f"is held by a command{who}{when}{why}", after
 
 
 #: what to do when the member of a partition is silent
@@ -194,7 +219,7 @@ SILENT_NEXT = (
 #: place -> the state of a record there, and what to do about it
 RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "running": lambda row, member: (
-        f"runs{member}{_for(row)}, {_attempt(row)}{at_line(row)}",
+        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}",
         ends_by(row),
     ),
     "not_begun": _not_begun,
@@ -231,19 +256,22 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "wait for that call; a restart of this member ends it",
     ),
     "marking": lambda row, member: (
-        f"waits{_for(row)} for its started-mark to be committed (at_most_once)",
+        f"waits{lasting(row)} for its started-mark to be committed (at_most_once)",
         "check that the broker is up: a commit normally takes milliseconds",
     ),
     "sending": lambda row, member: (
-        f"is handled; its outputs wait{_for(row)} for the broker's acknowledgement",
+        f"is handled; its outputs wait{lasting(row)} for the broker's acknowledgement",
         "check that the output topic exists, has a leader, and this user may write to it",
     ),
     "committing": lambda row, member: (
-        f"is done and waits{_for(row)} for its commit (Commit(each=True))",
+        f"is done and waits{lasting(row)} for its commit (Commit(each=True))",
         "check that the broker is up: a commit normally takes milliseconds",
     ),
     "pending": lambda row, member: (
-        f"is handled and waits{_for(row)} for its transaction (exactly_once) or its table's file",
+        (
+            f"is handled and waits{lasting(row)} for its transaction (exactly_once) "
+            "or its table's file"
+        ),
         "a table gets a file every interval_s; `transaction aborted` in the log means a failure",
     ),
     "unfetched": lambda row, member: (
@@ -275,6 +303,23 @@ def record_sentence(row: Row, member: str = "") -> Sentence:
     key = f" (key {row['key']})" if row.get("key") is not None else ""
     text = f"{where}: record {row['offset']:,}{key} {state}."
     return Sentence(text, after, row["place"], tuple(row.get("stack") or ()))
+
+
+def lane_sentence(row: Row, median_s: float | None) -> Sentence:
+    """The text for a lane that moves and is long: its records run one at a time."""
+    key = f" (key {row['key']})" if row.get("key") is not None else ""
+    text = (
+        f"{row['topic']}[{row['partition']}]: {row['waiting_behind']:,} records wait in one lane "
+        f"behind record {row['offset']:,}{key}, which runs{lasting(row)}. They run one at a time"
+    )
+    usual = (
+        "" if median_s is None else f" (calls of {row.get('handler')}: median {brief(median_s)})"
+    )
+    after = (
+        "nothing is stuck; more concurrency does not help one lane: make its calls faster, or use "
+        'ordering="key" or "unordered"'
+    )
+    return Sentence(f"{text}{usual}.", after, "lane", rank=LOAD)
 
 
 # -- a partition -----------------------------------------------------------------------------------
@@ -355,214 +400,6 @@ def unread_sentence(part: Row) -> Sentence:
     return Sentence(text, after, part["place"], rank=MEMBER)
 
 
-# -- why nothing starts ----------------------------------------------------------------------------
-
-
-def _of(halt: Row) -> str:
-    if halt.get("handler"):
-        return f" of {halt['handler']}"
-    if halt.get("topic") and halt.get("partition") is not None:
-        return f" of {halt['topic']}[{halt['partition']}]"
-    return f" of {halt['topic']}" if halt.get("topic") else ""
-
-
-def _flag(halt: Row) -> str:
-    """The target of a command, as command-line options."""
-    given = ((name, halt.get(name)) for name in ("topic", "handler"))
-    return "".join(f" --{name} {value}" for name, value in given if value)
-
-
-def _open_transaction(halt: Row) -> tuple[str, str]:
-    text = (
-        f"{halt.get('topic')}[{halt.get('partition')}]: the records from offset "
-        f"{halt.get('stable_end', 0):,} wait behind an open transaction of another producer "
-        f"(last stable offset {halt.get('stable_end', 0):,}, end {halt.get('end', 0):,})."
-    )
-    after = (
-        "it ends with its producer, or after its transaction.timeout.ms; `kafka-transactions.sh "
-        f"--bootstrap-server HOST:9092 describe-producers --topic {halt.get('topic')} --partition "
-        f"{halt.get('partition')}` names the producer, `abort` ends the transaction"
-    )
-    return text, after
-
-
-BROKER_NEXT = (
-    "restore a broker or the network; calls continue, and their records are committed when a "
-    "broker answers"
-)
-REFUSED_NEXT = (
-    "correct the user, password or certificate in kafka={...} and restart: after 30 s of "
-    "refusals the run ends"
-)
-
-
-def _unread(halt: Row) -> tuple[str, str]:
-    about = {"place_for_s": halt.get("for_s", 0.0), "place_reason": halt.get("reason", "unknown")}
-    one = unread_sentence({**halt, **about, "place": halt["cause"]})
-    return one.text, one.next
-
-
-def _none_begins(halt: Row) -> tuple[str, str]:
-    oldest = halt.get("oldest") or {}
-    text = (
-        f"No call{_of(halt)} has begun for {seconds(halt.get('for_s', 0.0))}: "
-        f"{halt.get('calls', 0):,} wait{at_line(oldest)}."
-    )
-    if oldest.get("executor") == "processes":
-        return text, (
-            "its worker processes still open (imports, the lifespan), or its prefetch has not "
-            "returned"
-        )
-    return text, "its prefetch has not returned: give what it calls a time-out (see the stack)"
-
-
-def _outage(halt: Row) -> tuple[str, str]:
-    value = "" if halt.get("value") is None else f" of {halt['value']}"
-    text = (
-        f"The service that {halt.get('handler')} calls has been unavailable{_for(halt)}"
-        f"{_error(halt, 'error')}. "
-        f"Records{value} wait ({halt.get('waiting', 0):,} could start); one probes every "
-        f"{seconds(halt.get('probe_s', 0.0))}, and attempts cost nothing."
-    )
-    return text, "restore that service: all records continue at the first success"
-
-
-def _brake(halt: Row) -> tuple[str, str]:
-    text = (
-        f"The brake holds {halt.get('handler')}{_for(halt)}: {halt.get('exhausted', 0):,} of its "
-        f"last {halt.get('ended', 0):,} records used up their attempts, the latest one with"
-        f"{_error(halt, 'error').removeprefix(':')}. {halt.get('waiting', 0):,} could start; one "
-        f"probes every {seconds(halt.get('probe_s', 0.0))}."
-    )
-    return text, (
-        "fix the cause: all continue when a probe succeeds, or by `weft resume --handler "
-        f"{halt.get('handler')} --reason TEXT`"
-    )
-
-
-def _valve(halt: Row) -> tuple[str, str]:
-    topic = halt.get("value", "its topic")
-    text = (
-        f"The pressure valve{_of(halt)} exports parked keys to {topic} ({halt.get('waiting', 0):,} "
-        f"now, records to send: {halt.get('behind', 0):,}): {halt.get('reason', '')}."
-    )
-    return text, f"fix why they fail; then weft dlq replay {topic} brings them back in key order"
-
-
-def _budget(halt: Row) -> tuple[str, str]:
-    waiting, name = halt.get("waiting", 0), halt.get("budget")
-    keys = "1 key{} waits" if waiting == 1 else f"{waiting:,} keys{{}} wait"
-    per_s, most = halt.get("per_s"), halt.get("in_flight")
-    found = [] if per_s is None else [f"{per_s:g} per second"]
-    limits = ", ".join(found if most is None else [*found, f"{most:,} in flight"])
-    text = f"{keys.format(_of(halt))} for budget {name} ({limits})"
-    share, why = halt.get("share", 1.0), halt.get("why")
-    if share < 1.0:
-        text += f", of which this member has {100 * share:.0f} %"
-    if why == "asked":
-        until = clock(halt.get("until") or 0.0)
-        text += f": the service asked to wait until {until}{_error(halt, 'error')}"
-        return f"{text}.", "expected after a 429; lower per_s= if it happens often"
-    if why == "in_flight":
-        calls = halt.get("calls", 0)
-        text += f": {calls:,} {'call is' if calls == 1 else 'calls are'} in flight"
-        return f"{text}.", "they start as calls end; if none ends: weft why, or a timeout_s"
-    if why == "share":
-        return (
-            f"{text}: how many partitions its topics have is not known yet.",
-            "it is asked for again: are the topics and a broker there?",
-        )
-    if why == "link":
-        text += f": the fleet's driver has not answered for {seconds(halt.get('for_s') or 0.0)}"
-        return (
-            f"{text}, so its lease has run out.",
-            "it starts when the driver answers; without one this member finishes and leaves",
-        )
-    if why == "lent":
-        return (
-            f"{text}: all that the fleet's driver lends to this member is used.",
-            "expected; it gets what others leave. To go faster, raise the numbers of the budget",
-        )
-    due = halt.get("due_in_s")
-    text += "" if due is None else f": the next one starts in {seconds(max(0.1, due))}"
-    return f"{text}.", "expected; to go faster, raise per_s= of the budget"
-
-
-#: cause -> the finding, and what to do about it
-HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
-    "unassigned": lambda halt: (
-        "Nothing starts: this member has no partition.",
-        "more members than partitions? a killed member's session still open? see the log",
-    ),
-    "paused": lambda halt: (
-        f"Nothing{_of(halt)} starts: the application called app.pause().",
-        f"app.resume({halt['topic']!r})" if halt.get("topic") else "app.resume()",
-    ),
-    "command": lambda halt: (
-        (
-            f"Nothing{_of(halt)} starts: paused by a command until "
-            f"{clock(halt.get('until', 0.0))} ({halt.get('reason', '')})."
-        ),
-        f"weft resume{_flag(halt)} --reason TEXT",
-    ),
-    "stopping": lambda halt: (
-        f"Nothing starts: a stop was requested ({halt.get('mode', 'in_flight')}).",
-        "running calls are finished, up to drain_timeout_s; a second signal ends it immediately",
-    ),
-    "revoking": lambda halt: (
-        f"Nothing{_of(halt)} starts: the partition is being revoked.",
-        "running calls are awaited, up to revoke_timeout_s",
-    ),
-    "outputs": lambda halt: (
-        "Nothing starts: the producer queue is full of outputs without acknowledgement.",
-        "check that the output topic has a leader, or raise queue.buffering.max.kbytes",
-    ),
-    "results": lambda halt: (
-        "Nothing starts: the reader of app.results() is slower than the handlers.",
-        "read faster, or stop reading",
-    ),
-    "membership": lambda halt: (
-        "Nothing starts: the polling thread was blocked, so membership must be confirmed first.",
-        "a commit confirms it; was the process suspended, or the machine overloaded?",
-    ),
-    "broker": lambda halt: (
-        f"No broker has answered{_for(halt)}: nothing is fetched or committed. Remaining: unknown.",
-        BROKER_NEXT,
-    ),
-    "refused": lambda halt: (
-        f"The brokers refuse the login: {halt.get('reason', 'no reason given').rstrip('.')}.",
-        REFUSED_NEXT,
-    ),
-    "not_begun": _none_begins,
-    "budget": _budget,
-    "outage": _outage,
-    "brake": _brake,
-    "rate_limit": lambda halt: (
-        f"Calls{_of(halt)} wait for its rate_limit_per_s.",
-        "expected; to go faster, raise rate_limit_per_s on @app.consume",
-    ),
-    "slots": _slots,
-    "map": lambda halt: (
-        f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
-        "normal while the frontier moves; else weft why TOPIC:PARTITION names the blocking record",
-    ),
-    "valve": _valve,
-    "buffers": lambda halt: (
-        f"Fetching{_of(halt)} is paused: the buffers are full until handlers finish records.",
-        "normal under load; raise concurrency or add members to go faster",
-    ),
-    "open_transaction": _open_transaction,
-    "start_unknown": _unread,
-    "not_fetched": _unread,
-}
-
-
-def halt_sentence(halt: Row) -> Sentence:
-    """The text for a cause that blocks all records."""
-    text, after = HALTED_BY[halt["cause"]](halt)
-    return Sentence(text, after, halt["cause"], rank=RANKS.get(halt["cause"], MEMBER))
-
-
 def shown(count: int | None) -> str:
     """A count, or "an unknown number of"."""
     return "an unknown number of" if count is None else f"{count:,}"
@@ -571,6 +408,11 @@ def shown(count: int | None) -> str:
 def seconds(value: float) -> str:
     """A duration as text."""
     return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
+
+
+def brief(value: float) -> str:
+    """A short duration as text."""
+    return seconds(value) if value >= 1 else f"{1000 * value:,.0f} ms"
 
 
 def clock(at: float) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 
 from weft.account.blockers import BLOCKERS_MAX
 from weft.account.snapshot import total
+from weft.observe.halts import halt_sentence
 from weft.observe.sentences import (
+    BRIEF_S,
     FULL,
     HANGING,
     INTENT,
@@ -23,13 +25,15 @@ from weft.observe.sentences import (
     RECORD,
     RECORD_IN,
     SILENT_NEXT,
+    TAKES_TIME,
     UNREAD,
     WELL,
     Row,
     Sentence,
+    all_parked,
     at_line,
     ends_by,
-    halt_sentence,
+    lane_sentence,
     partition_sentence,
     record_sentence,
     seconds,
@@ -43,6 +47,8 @@ HANGS_S = 10.0
 HANGS_P99 = 3.0
 #: a frontier that has not moved for this long is stuck, not slow
 STUCK_S = 10.0
+#: a call that takes longer, and longer than the p99, is named if records wait behind it
+SLOW_S = 1.0
 
 
 def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
@@ -121,11 +127,14 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
         if record_of(row) not in named
         and (row["topic"], row["partition"]) not in silent  # its calls ended with its member
         and _queue_of(row) not in causes
+        and (not _moves(shot, row) or _is_slow(shot, row))
         and (
             weighs(row)
             or (row["place"] == "running" and row["handler"] not in counted and _hangs(shot, row))
         )
     ]
+    long_lanes = [row for row in shot.get("blockers", ()) if _lane_is_long(shot, row)][:1]
+    rows += [row for row in long_lanes if row not in rows and record_of(row) not in named]
     kinds: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         hangs = row["place"] == "running" and _hangs(shot, row)
@@ -137,6 +146,8 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     ranked, found = _causes_of(shot), []
     for first, *alike in list(kinds.values())[:WORST]:
         one = _after_its_cause(ranked, first, _of_blocker(shot, first, member))
+        if alike and first["place"] == "parked":
+            one = one._replace(next=all_parked(first))
         more = f"{least}{len(alike):,} more of this topic"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found
@@ -245,6 +256,27 @@ def _hangs(shot: Row, row: Row) -> bool:
     return bool((row.get("for_s") or 0.0) >= max(HANGS_S, HANGS_P99 * p99_s))
 
 
+def _moves(shot: Row, row: Row) -> bool:
+    """It has been in its place no longer than records usually are: it blocks nothing yet."""
+    usual_s = _latency_s(shot, row, "p99") or 0.0 if row["place"] == "running" else 0.0
+    return row["place"] in TAKES_TIME and (row.get("for_s") or 0.0) < max(BRIEF_S, usual_s)
+
+
+def _is_slow(shot: Row, row: Row) -> bool:
+    """The call takes longer than others, and records wait behind it."""
+    usual_s = max(SLOW_S, _latency_s(shot, row, "p99") or 0.0)
+    return bool(
+        row["place"] == "running" and row["waiting_behind"] and (row.get("for_s") or 0.0) > usual_s
+    )
+
+
+def _lane_is_long(shot: Row, row: Row) -> bool:
+    """Its lane moves, one call at a time, and what waits there takes a while."""
+    if row["place"] != "running" or not _moves(shot, row) or _is_slow(shot, row):
+        return False
+    return bool(row["waiting_behind"] * (_latency_s(shot, row, "p50") or 0.0) >= STUCK_S)
+
+
 def _latency_s(shot: Row, row: Row, quantile: str) -> float | None:
     """How long the calls of this row's handler take."""
     handlers = shot.get("handlers", ())
@@ -329,7 +361,11 @@ def _holds_up(shot: Row, part: Row) -> Row | None:
 
 def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
     """The text for a blocking record; at the frontier it includes the stuck commit."""
+    if _lane_is_long(shot, row):
+        return lane_sentence(row, _latency_s(shot, row, "p50"))
     rank = HANGING if row["place"] == "running" and _hangs(shot, row) else RECORD
+    if _moves(shot, row):
+        rank = LOAD
     for part in shot.get("partitions", ()):
         if row["at_frontier"] and _same(row, part):
             return partition_sentence(part, row, _member_of(part, member))._replace(rank=rank)

@@ -19,6 +19,7 @@ from weft.account.account import Unread, take
 from weft.account.snapshot import snapshot
 from weft.core.events import HandlerSpec, Limits
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
+from weft.observe import sentences
 from weft.observe import why as module
 from weft.observe.asking import Question, answer
 from weft.observe.overview import overview
@@ -100,6 +101,8 @@ def stage(memory_broker, monkeypatch):
     """Calls hang after moments, not after seconds."""
     monkeypatch.setattr(module, "HANGS_S", 0.3)
     monkeypatch.setattr(module, "STUCK_S", 0.3)
+    monkeypatch.setattr(module, "BRIEF_S", 0.1)
+    monkeypatch.setattr(sentences, "BRIEF_S", 0.1)
     monkeypatch.setattr(run_snapshot, "STACK_AFTER_S", 0.1)
     one = Stage(memory_broker)
     yield one

@@ -105,9 +105,20 @@ def test_a_socket_of_another_user(capsys, tmp_path, command, answer):
 def test_a_socket_where_no_one_answers(capsys, monkeypatch):
     """A process that hangs: how long was waited."""
     monkeypatch.setattr(local, "ANSWER_S", 0.2)
-    with stranger(local.folder() / "7-0.sock", None):
+    with stranger(local.folder() / "0-0.sock", None):
         code, line = said(capsys, "status")
-    assert (code, line) == (1, "weft: 7-0.sock: no answer within 0 s\n")
+    assert (code, line) == (1, "weft: 0-0.sock: no answer within 0 s\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
+def test_a_process_whose_python_code_does_not_run_is_named(capsys, monkeypatch):
+    """C code that keeps the interpreter's lock: no thread of the run can answer, or say so."""
+    monkeypatch.setattr(local, "ANSWER_S", 0.2)
+    with stranger(local.folder() / f"{os.getpid()}-0.sock", None):
+        code, line = said(capsys, "why")
+    assert code == 1
+    assert "its process runs, but its Python code does not: C code of a handler may hold" in line
+    assert f"py-spy dump --pid {os.getpid()} shows where" in line
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
