@@ -15,6 +15,7 @@ from tests.integration.spark.sink_kit import values
 from tests.support.waiting import wait_for
 
 from weft.spark.sink.options import sink_options
+from weft.spark.sink.plain import Sending
 from weft.spark.sink.protocol import SinkError, Task, Written
 from weft.spark.sink.transactions import finish_batch, write_transaction
 
@@ -136,12 +137,22 @@ def test_an_attempt_that_fails_leaves_nothing(query):
     assert query.values() == ["1", "2"]
 
 
-def test_an_attempt_that_was_given_up_cannot_commit(query):
+def test_an_attempt_that_was_given_up_cannot_commit(query, monkeypatch):
     """A zombie that wakes after the next run has finished: Kafka refuses its transaction."""
-    began, go, outcome = threading.Event(), threading.Event(), []
+    began, sent, go, outcome = threading.Event(), threading.Event(), threading.Event(), []
+    send = Sending.send
+
+    def noted(sending, rows):
+        send(sending, rows)
+        sending.flush()
+        sent.set()
+
+    monkeypatch.setattr(Sending, "send", noted)
 
     def slow():
         yield rows(1, 2)
+        while not sent.is_set():  # rows are read ahead while the transaction is opened
+            yield rows(3)
         began.set()
         go.wait(60)
 

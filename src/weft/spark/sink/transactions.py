@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -66,6 +67,8 @@ ANY_TOPIC = "__consumer_offsets"
 #: brokers store 4,096 characters of metadata
 MARKER_CHARS_MAX = 4_000
 RETIRE_THREADS = 8
+#: rows read while the brokers open a transaction, which takes 40 ms
+AHEAD_BYTES = 16 * 2**20
 T = TypeVar("T")
 
 
@@ -98,6 +101,12 @@ class Chunk:
                 keys = int(hashes.sum()) if keys is None else keys
         return p.Sums(count, keys or 0, int(hashes.sum()))
 
+    @property
+    def size_bytes(self) -> int:
+        """Their size in memory."""
+        size: int = self._batch.nbytes
+        return size
+
     def sendable(self) -> Packed | Rows:
         """As they are sent fastest."""
         return packed_of(self._batch, self._options) or self.rows
@@ -109,6 +118,27 @@ class Chunk:
     def without(self, known: Sequence[bool]) -> Chunk:
         """The rows that are not known."""
         return Chunk(self._batch.filter(pc.invert(pa.array(known))), self._options)
+
+
+class Chunks(Iterator[Chunk]):
+    """The chunks of a task."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], options: SinkOptions) -> None:
+        self._all = (Chunk(batch, options) for batch in batches if batch.num_rows)
+        self._ahead: deque[Chunk] = deque()
+        self._ahead_bytes = 0
+
+    def __next__(self) -> Chunk:
+        return self._ahead.popleft() if self._ahead else next(self._all)
+
+    def read_ahead(self) -> bool:
+        """Read the next one and add up its rows; False if there is none, or they are enough."""
+        chunk = next(self._all, None) if self._ahead_bytes < AHEAD_BYTES else None
+        if chunk is None:
+            return False
+        self._ahead.append(chunk)
+        self._ahead_bytes += chunk.size_bytes
+        return bool(chunk.sums.rows)
 
 
 def digests_of(rows: Rows) -> list[int]:
@@ -132,8 +162,8 @@ def write_transaction(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, query: str, task: p.Task
 ) -> p.Written:
     """Write the rows of one task that are not in Kafka yet, in one transaction."""
-    chunks = (Chunk(batch, options) for batch in batches if batch.num_rows)
-    with clients(options, query, task) as client:
+    chunks = Chunks(batches, options)
+    with clients(options, query, task, chunks.read_ahead) as client:
         written: p.Written = client.run(p.write_steps(task, chunks))
     if written.new < written.rows:
         log.warning(
@@ -150,9 +180,11 @@ def finish_batch(options: SinkOptions, query: str, batch: int, tasks: Iterable[p
 
 
 @contextmanager
-def clients(options: SinkOptions, query: str, task: p.Task) -> Iterator[Client]:
+def clients(
+    options: SinkOptions, query: str, task: p.Task, *meanwhile: Callable[[], bool]
+) -> Iterator[Client]:
     """The clients of one task or hook."""
-    client = Client(options, query, task)
+    client = Client(options, query, task, *meanwhile)
     try:
         yield client
     except BaseException:
@@ -164,8 +196,16 @@ def clients(options: SinkOptions, query: str, task: p.Task) -> Iterator[Client]:
 class Client:
     """Performs the steps of one task, or of the end of a batch."""
 
-    def __init__(self, options: SinkOptions, query: str, task: p.Task) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        query: str,
+        task: p.Task,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._options, self._query, self._task = options, query, task
+        #: called again and again while the brokers open a transaction, until it returns False
+        self._meanwhile = meanwhile
         self._marker_topic = options.topic or ANY_TOPIC
         self._sending: Sending | None = None
         self._has_begun = False
@@ -196,8 +236,12 @@ class Client:
     def _answer(self, ask: Any) -> Any:  # one line for each step
         match ask:
             case p.Open():
-                self._sending = self._opened(self._task_id(self._task.number))
-                self._has_begun = False
+                id_ = self._task_id(self._task.number)
+                with ThreadPoolExecutor(1, "weft-open") as pool:
+                    opening = pool.submit(self._opened, id_)
+                    while not opening.done() and self._meanwhile():
+                        pass
+                self._sending, self._has_begun = opening.result(), False
             case p.Lock():
                 self._admin()  # connects meanwhile
                 self._holder = self._opened(self._query, MARKER_TIMEOUT_MS)

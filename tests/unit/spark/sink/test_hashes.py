@@ -15,23 +15,26 @@ from weft.spark.sink.transactions import Chunk
 
 SEED = 20261123
 ALL = 2**64 - 1
-SIZES = [0, 1, 7, 8, 9, 15, 16, 17, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 5000]
+SIZES = [0, 1, 3, 4, 5, 7, 8, 9, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, 5000]
+
+
+def mixed(number: int) -> int:
+    """Murmur3's finalizer."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        number = (number ^ number >> 33) * factor & ALL
+    return number ^ number >> 33
 
 
 def one_by_one(value: bytes, seed: int) -> int:
     """The same hash without arrays."""
-    found = (seed + len(value)) * 0x9E3779B97F4A7C15 & ALL
+    found = seed + len(value) * 0x9E3779B97F4A7C15
     if len(value) > LONG_BYTES:
-        found ^= crc32(value)
+        found += crc32(value)
     else:
-        for at in range(0, len(value), 8):
-            found ^= int.from_bytes(value[at : at + 8], "little")
-            found = found * 0x9E3779B97F4A7C15 & ALL
-            found ^= found >> 33
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        found ^= found >> 33
-        found = found * factor & ALL
-    return found ^ found >> 33
+        for number, at in enumerate(range(0, len(value), 4), 1):
+            word = int.from_bytes(value[at : at + 4], "little")
+            found += word * mixed(number * 0x9E3779B97F4A7C15 & ALL)
+    return mixed(found & ALL)
 
 
 def values(count: int) -> list[bytes]:
@@ -62,9 +65,22 @@ def test_a_size_alone(size: int) -> None:
     assert hashes(pa.array([b"x" * size], pa.binary())) == [one_by_one(b"x" * size, 0)]
 
 
-def test_text_is_hashed_as_its_bytes_and_a_null_as_empty() -> None:
-    """As they are compared with what a reader finds."""
-    assert hashes(pa.array(["a", None, ""])) == hashes(pa.array([b"a", b"", b""], pa.binary()))
+def test_text_is_hashed_as_its_bytes_and_a_null_is_not_empty() -> None:
+    """A null value deletes its key, an empty one does not: they are different rows."""
+    given = ["a", None, "", "x" * LONG_BYTES]
+    column = pa.array([None if text is None else text.encode() for text in given], pa.binary())
+    assert hashes(pa.array(given)) == hashes(column)
+    assert hashes(column)[:1] + hashes(column)[2:] == [
+        one_by_one(text.encode(), seed) for seed, text in enumerate(given) if text is not None
+    ]
+    assert hashes(pa.array([None], pa.binary())) != hashes(pa.array([b""], pa.binary()))
+
+
+def test_more_rows_than_are_hashed_at_a_time() -> None:
+    """Each has its own seed."""
+    given = values(17_000)
+    expected = [one_by_one(value, seed) for seed, value in enumerate(given)]
+    assert hashes(pa.array(given, pa.binary())) == expected, f"seed {SEED}"
 
 
 def chunk(rows: list[tuple[bytes, bytes]]) -> Chunk:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -11,7 +13,7 @@ from weft.spark.sink import plain, protocol, transactions
 from weft.spark.sink.columns import Rows
 from weft.spark.sink.options import sink_options
 from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
-from weft.spark.sink.protocol import Task
+from weft.spark.sink.protocol import Sums, Task
 
 
 class FakeProducer:
@@ -106,3 +108,25 @@ def test_a_transaction_is_opened_by_a_connected_producer(monkeypatch):
     options = sink_options({"kafka.bootstrap.servers": "x:1", "topic": "t"})
     transactions.Client(options, "q", Task(3, 0, None))._answer(protocol.Open())
     assert calls == ["q-3", "q-3", "t", "t", "open"], "producer, its marker's reader, twice asked"
+
+
+def test_rows_are_read_while_a_transaction_is_opened(monkeypatch):
+    """And come in their order; what is held of them is limited."""
+
+    def batch(number: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"value": pa.array([number], pa.int64())})
+
+    options = sink_options({"kafka.bootstrap.servers": "x:1", "topic": "t"})
+    monkeypatch.setattr(transactions.Chunk, "sums", Sums(1))
+    for limit, expected in ((15, 2), (16, 2), (17, 3)):  # of 8 bytes each
+        monkeypatch.setattr(transactions, "AHEAD_BYTES", limit)
+        chunks = transactions.Chunks(map(batch, range(5)), options)
+        ahead = [chunks.read_ahead() for _ in range(9)]
+        assert sum(ahead) == expected
+        numbers = [chunk._batch.column(0)[0].as_py() for chunk in chunks]
+        assert numbers == [0, 1, 2, 3, 4]
+    opened = threading.Event()
+    client = transactions.Client(options, "q", Task(0, 0, None), lambda: bool(opened.set()))
+    monkeypatch.setattr(client, "_opened", lambda _id: opened.wait(30))
+    client._answer(protocol.Open())
+    assert client._sending is True, "it waited until rows were read"
