@@ -9,13 +9,20 @@ from typing import Any, Protocol, TypedDict
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
-from weft.options import HandlerOptions
+from weft.options import HandlerOptions, check_plain
 from weft.policies import is_topic
-from weft.signatures import check_call
 from weft.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
+#: the functions that an app calls, and their arguments
+CALLBACKS = {
+    "on_result": ("result",),
+    "on_commit": ("committed",),
+    "on_assign": ("partitions",),
+    "on_revoke": ("partitions",),
+    "on_error": ("record", "error", "attempt", "outcome"),
+}
 
 
 class AppKeywords(TypedDict, total=False):
@@ -130,13 +137,13 @@ def checked_app(options: AppOptions) -> AppOptions:
             raise ConfigError(f"App({name}={topic!r:.80}) cannot be a topic: give its name")
     if options.control is not None and options.control == options.reports:
         raise ConfigError("App(control=..., reports=...) are two topics: give two names")
-    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke", "on_error"):
+    for name in ("lifespan", *CALLBACKS):
         value = getattr(options, name)
         if value is not None and not callable(value):
             raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
-    if options.on_error is not None:
-        wanted = ("record", "error", "attempt", "outcome")
-        check_call("App(on_error=...)", "failed", options.on_error, wanted)
+        if value is not None and name in CALLBACKS:
+            does = ", which is called on a thread"
+            check_plain(f"App({name}=...)", name, value, CALLBACKS[name], does)
     return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
 
 

@@ -74,6 +74,11 @@ def is_async(function: Any) -> bool:
     )
 
 
+def takes_bytes(kind: Any) -> bool:
+    """Whether this `key=` or `value=` is a function that takes the field's bytes."""
+    return callable(kind) and not (isinstance(kind, type) or _is_marked(kind))
+
+
 def check_kind(where: str, name: str, kind: Any) -> None:
     """ConfigError if this is not valid as `key=` or `value=` (`name`)."""
     if isinstance(kind, str):

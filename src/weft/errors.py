@@ -14,6 +14,7 @@ WeftError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def did_you_mean(
@@ -56,6 +57,10 @@ class RemoteError(WeftError):
         super().__init__(f"{type}: {message}" if message else type)
         self.type, self.message, self.traceback = type, message, traceback
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is created again from its `args`: here the one text of `str(error)`.
+        return self.__class__, (self.type, self.message, self.traceback), self.__dict__
+
 
 class HandlerSignal(WeftError):
     """Base of exceptions with which a handler decides about its own record."""
@@ -76,7 +81,14 @@ class RetryAfter(HandlerSignal):
     """This attempt failed; the next comes after `delay_s` seconds instead of the policy's delay."""
 
     def __init__(self, delay_s: float) -> None:
-        if not 0 <= delay_s < float("inf"):
-            raise ConfigError(f"RetryAfter(delay_s={delay_s!r}): give a number of seconds >= 0")
-        super().__init__(f"retry after {delay_s} s")
+        try:
+            good = 0 <= delay_s < float("inf")
+        except TypeError:  # the text of a header, such as Retry-After
+            good = False
+        if not good:
+            raise ConfigError(f"RetryAfter(delay_s={delay_s!r:.80}): give a number of seconds >= 0")
+        super().__init__(delay_s)  # its `args`, from which a pickle creates it again
         self.delay_s = float(delay_s)
+
+    def __str__(self) -> str:
+        return f"retry after {self.args[0]} s"

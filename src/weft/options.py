@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.decoding import check_kind, is_async
+from weft.decoding import check_kind, is_async, takes_bytes
 from weft.errors import ConfigError, did_you_mean
 from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
@@ -141,8 +141,10 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _positive(where, "rate_limit_per_s", options.rate_limit_per_s)
     _check_policies(where, options)
     options = _checked_delivery(where, options)
-    check_kind(where, "key", options.key)
-    check_kind(where, "value", options.value)
+    for name, kind in (("key", options.key), ("value", options.value)):
+        check_kind(where, name, kind)
+        if takes_bytes(kind):
+            check_call(f"{where}: {name}=", "decode", kind, ("data",))
     output = options.output
     if output is not None:
         if not isinstance(output, str) or not output:  # type: ignore[redundant-expr]  # what users pass
@@ -169,6 +171,8 @@ def checked(options: HandlerOptions) -> HandlerOptions:
             f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
             "list of records"
         )
+    if options.prefetch is not None:
+        check_call(f"{where}: prefetch=", "load", options.prefetch, ("records",))
     _check_hold(where, options)
     _check_budget(where, options)
     _check_ledger(where, options)
@@ -236,6 +240,9 @@ def _positive(where: str, name: str, value: object) -> None:
 def _check_policies(where: str, options: HandlerOptions) -> None:
     if not isinstance(options.retry, Retry):
         raise ConfigError(f"{where}: retry={options.retry!r}: give weft.Retry(...)")
+    if callable(options.retry.delay_s):
+        does, wanted = " that returns the seconds", ("attempt", "error")
+        check_plain(f"{where}: Retry(delay_s=...)", "delay_s", options.retry.delay_s, wanted, does)
     if not isinstance(options.commit, Commit):
         raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
     policy: Any = options.on_exhausted
@@ -246,12 +253,8 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
                 f"{where}: on_exhausted={policy!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
                 "weft.Skip(), weft.Stop(), or a function (record, error) that returns one of these"
             )
-        if is_async(policy):
-            raise ConfigError(
-                f"{where}: on_exhausted= is an async function: make it a plain `def` that decides "
-                "from the record and the error, and does no I/O"
-            )
-        check_call(f"{where}: on_exhausted=", "decide", policy, ("record", "error"))
+        does = " that decides from the record and the error, and does no I/O"
+        check_plain(f"{where}: on_exhausted=", "decide", policy, ("record", "error"), does)
         if options.delivery == "at_most_once":
             raise ConfigError(
                 f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
@@ -317,11 +320,21 @@ def _check_hold(where: str, options: HandlerOptions) -> None:
         )
 
 
+def check_plain(
+    what: str, name: str, function: Callable[..., Any], wanted: tuple[str, ...], does: str
+) -> None:
+    """ConfigError if a callback, whose result nothing awaits, cannot be called with these.
+
+    `name`, `does`: of the plain function that the message proposes.
+    """
+    if is_async(function):
+        raise ConfigError(f"{what} is an async function: make it a plain `def`{does}")
+    check_call(what, name, function, wanted)
+
+
 def check_quick(what: str, function: Any, name: str = "by") -> None:
     """A function of one record that is called for many; `name`: of the one in the example."""
-    if is_async(function):
-        raise ConfigError(f"{what} is an async function: make it a plain `def` that does no I/O")
-    check_call(what, name, function, ("record",))
+    check_plain(what, name, function, ("record",), " that does no I/O")
 
 
 def _check_budget(where: str, options: HandlerOptions) -> None:
@@ -388,6 +401,9 @@ def _check_ledger(where: str, options: HandlerOptions) -> None:
             f'{where}: Batch(ack="explicit") cannot be combined with a ledger: the batch is one '
             'transaction; use Batch(ack="all")'
         )
+    if ledger.id is not None:
+        does = " that returns the id"
+        check_plain(f"{where}: SqlLedger(id=...)", "id", ledger.id, ("record",), does)
     ledger.url_for(use_async=is_async(options.function))
     if importlib.util.find_spec("sqlalchemy") is None:
         raise ConfigError(f"{where}: a ledger needs SQLAlchemy: pip install 'weft[sql]'")

@@ -33,7 +33,7 @@ def check_call(what: str, name: str, function: Callable[..., Any], wanted: tuple
         inspect.signature(function).bind(*wanted)
     except TypeError as error:
         raise ConfigError(
-            f"{what} is called with {len(wanted)} arguments: "
+            f"{what} is called with {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
             f"def {name}({', '.join(wanted)}) ({error})"
         ) from None
     except ValueError:

@@ -34,6 +34,9 @@ def test_the_decorator_returns_the_function_unchanged():
     assert (app.handlers[0].function, app.handlers[0].concurrency) == (check, 3)
 
 
+async def waits(_): ...
+
+
 WRONG = {
     "no group": ({"group": ""}, "App(group='')", "consumer group's name"),
     "blank group": ({"group": "  "}, "App(group='  ')", "consumer group's name"),
@@ -52,6 +55,14 @@ WRONG = {
     "start": ({"start_timeout_s": 0}, "start_timeout_s=0", "or None"),
     "start text": ({"start_timeout_s": "15"}, "start_timeout_s='15'", "seconds above 0"),
     "start nan": ({"start_timeout_s": math.nan}, "start_timeout_s=nan", "or None"),
+    "on_result waits": ({"on_result": waits}, "App(on_result=...) is an async", "a plain `def`"),
+    "on_commit waits": ({"on_commit": waits}, "App(on_commit=...) is an async", "a plain `def`"),
+    "on_assign waits": ({"on_assign": waits}, "App(on_assign=...) is an async", "a plain `def`"),
+    "on_revoke waits": ({"on_revoke": waits}, "App(on_revoke=...) is an async", "a plain `def`"),
+    "on_error waits": ({"on_error": waits}, "App(on_error=...) is an async", "a plain `def`"),
+    "on_assign takes none": ({"on_assign": lambda: 0}, "1 argument:", "on_assign(partitions)"),
+    "on_error takes one":
+    ({"on_error": lambda record: 0}, "4 arguments:", "on_error(record, error, attempt, outcome)"),
     "callback": ({"on_commit": "f"}, "App(on_commit='f')", "give a function, or None"),
 }  # fmt: skip
 

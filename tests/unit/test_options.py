@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import pickle
 
 import pytest
 
 import weft
+from weft.errors import RemoteError
 
 
 def app():
@@ -67,6 +70,14 @@ WRONG = {
     "policy": ({"on_exhausted": "park"}, "on_exhausted='park'", "weft.Park()"),
     "policy class": ({"on_exhausted": weft.Park}, "on_exhausted=", "weft.Park()"),
     "value": ({"value": "xml"}, "value='xml'", '"bytes", "str", "json"'),
+    "value takes two": ({"value": lambda a, b: a}, "value= is called with 1 argument:", "(data)"),
+    "prefetch takes none": ({"prefetch": lambda: None}, "prefetch= is called with", "load(records)"),
+    "delay waits": (
+        {"retry": weft.Retry(delay_s=waits)}, "Retry(delay_s=...) is an async", "a plain `def`",
+    ),
+    "delay takes none": (
+        {"retry": weft.Retry(delay_s=lambda: 1)}, "Retry(delay_s=...)", "delay_s(attempt, error)",
+    ),
     "value 7": ({"value": 7}, "value=7", "a callable that takes bytes"),
     "output": ({"output": 7}, "output=7", "name of a topic"),
     "output with a blank": ({"output": "a b"}, "output='a b'", "cannot be a topic"),
@@ -205,12 +216,33 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
         (lambda: weft.DeadLetter("t", "create", partitions=0), "1 or more"),
         (lambda: weft.RetryAfter(-1), "delay_s=-1"),
         (lambda: weft.RetryAfter(math.nan), "delay_s=nan"),
+        (lambda: weft.RetryAfter("3"), "delay_s='3'.*number of seconds"),
+        (lambda: weft.RetryAfter(None), "delay_s=None"),
+        (lambda: weft.SqlLedger("sqlite"), "sqlite:///FILE"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_where_it_is_made(make, said):
     """It names the policy and the option."""
     with pytest.raises(weft.ConfigError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        weft.RetryAfter(5),
+        weft.RetryAfter(delay_s=0.5),
+        weft.Reject("no such car"),
+        RemoteError("KeyError", "17", "Traceback"),
+        weft.OutOfOrder("a before b"),
+    ],
+)
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_error_survives_the_way_between_processes(error, again):
+    """A handler that uses a pool of processes raises what a call in the pool has raised."""
+    error.add_note("from the pool")
+    found = again(error)
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(("attempts", "jitter"), [(1, 0), (None, 1)])
@@ -243,6 +275,16 @@ def test_an_object_that_is_an_async_generator_is_refused():
 
     with pytest.raises(weft.ConfigError, match="async generator"):
         app().consume("t")(Yields())
+
+
+@pytest.mark.parametrize(
+    ("id_of", "said"), [(waits, "is an async function"), (lambda: "x", r"def id\(record\)")]
+)
+def test_a_ledgers_id_that_cannot_be_called_with_the_record_is_refused(id_of, said):
+    """Else every record would fail."""
+    ledger = weft.SqlLedger("sqlite://", id=id_of)
+    with pytest.raises(weft.ConfigError, match=rf"SqlLedger\(id=...\).*{said}"):
+        app().consume("t", ledger=ledger)(lambda record, tx: None)
 
 
 def test_a_ledger_handler_without_the_transaction_is_refused():

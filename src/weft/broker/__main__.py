@@ -11,6 +11,12 @@ from weft.errors import ConfigError
 
 def main() -> int:
     """Return 0 if nothing is missing, else 2 after one line that names the missing part."""
+    if len(sys.argv) > 1:
+        sys.stderr.write(
+            "weft: python -m weft.broker checks this machine and takes no argument: brokers are "
+            "started by `weft broker up`\n"
+        )
+        return 2
     try:
         find_java()
         ensure_jars()

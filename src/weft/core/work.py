@@ -138,6 +138,11 @@ class Work:
         return 0 if self.failure is None else self.failure.attempts
 
     @property
+    def attempts_spent(self) -> int:
+        """Of these, those that count towards the limit of its policy."""
+        return 0 if self.failure is None else self.failure.attempts - self.failure.shared
+
+    @property
     def retry(self) -> Retry:
         """Its retry policy: the handler's, or the one that `on_exhausted` returned for it."""
         decision = None if self.failure is None else self.failure.decision

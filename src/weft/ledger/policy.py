@@ -33,7 +33,7 @@ class SqlLedger:
     keep_s: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
-        if type(self.url) is not str or self.backend not in BACKENDS:
+        if type(self.url) is not str or ":" not in self.url or self.backend not in BACKENDS:
             raise ConfigError(
                 'SqlLedger(url=...): give "sqlite:///FILE" or "postgresql://USER:PASSWORD@HOST/DB"'
             )

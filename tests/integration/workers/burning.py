@@ -97,6 +97,12 @@ class Unreadable:
         return int, ("no number",)
 
 
+def delay_of(attempt: int, error: BaseException) -> float:
+    """As `Retry(delay_s=)`: note which attempt has failed."""
+    note(f"delay {attempt}")
+    return 0.0
+
+
 async def work_async(record: weft.Record) -> None:
     """The same kind of work in an `async def`."""
     note(f"start {record.offset} {record.attempt}")

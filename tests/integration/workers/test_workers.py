@@ -88,9 +88,11 @@ def test_outputs_come_back(notes: Notes) -> None:
 
 
 def test_a_failure_comes_back_with_its_traceback(notes: Notes) -> None:
-    """An exception crosses as plain strings and counts attempts."""
-    app = app_of(burning.work, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
+    """An exception crosses as plain strings and counts attempts; the last one has no delay."""
+    policy = weft.Retry(attempts=2, delay_s=burning.delay_of)
+    app = app_of(burning.work, retry=policy, on_exhausted=weft.Skip())
     (result,) = run(app, [b"raise"])
+    assert [line[1] for line in notes() if line[0] == "delay"] == ["1"]
     assert result.attempts == 2
     assert result.error is not None
     assert (result.error.type, result.error.message) == ("ValueError", "as asked")

@@ -24,6 +24,7 @@ class Work:
     record = RECORD
     retry = weft.Retry()
     attempts = 0
+    attempts_spent = 0
     partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h")))
 
 
@@ -144,6 +145,24 @@ def test_a_policy_whose_callable_fails_loses_no_record():
         assert invoke.failed(work, ValueError()).delay_s is None
     work.retry = weft.Retry(delay_s=lambda attempt, _: attempt)
     assert invoke.failed(work, ValueError()).delay_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "free", "batch", "delay_s"),
+    [(1, 0, None, 5.0), (2, 0, None, None), (7, 6, None, 5.0), (2, 0, weft.Batch(), 30.0)],
+)
+def test_no_delay_is_asked_for_after_the_last_attempt(caplog, attempts, free, batch, delay_s):
+    """A function with one delay per retry has none for it: an error was logged, for no wait.
+
+    Attempts that an outage made free, and batches that failed as one, are no last attempts.
+    """
+    delays = {2: 5.0, 3: 30.0, 8: 5.0}
+    work = Work()
+    work.retry = weft.Retry(attempts=3, delay_s=lambda attempt, error: delays[attempt])
+    work.attempts, work.attempts_spent = attempts, attempts - free
+    work.partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h", batch=batch)))
+    assert invoke.failed(work, ValueError()).delay_s == delay_s
+    assert not caplog.records
 
 
 class Position(pydantic.BaseModel):

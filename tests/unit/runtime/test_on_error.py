@@ -146,7 +146,7 @@ def test_exceptions_are_not_kept():
 
 def test_a_function_that_cannot_be_called_so_is_refused():
     """Where the app is made, with what it is called with."""
-    with pytest.raises(weft.ConfigError, match=r"def failed\(record, error, attempt, outcome\)"):
+    with pytest.raises(weft.ConfigError, match=r"def on_error\(record, error, attempt, outcome\)"):
         weft.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=lambda error: None)
     with pytest.raises(weft.ConfigError, match="on_error=5"):
         weft.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=5)

@@ -78,10 +78,12 @@ def failed(work: Work, error: BaseException) -> Failed:
     """A failed attempt, classified by the types and callables of the record's retry policy."""
     retry = work.retry
     final = is_final(error, retry)
-    delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
+    spec = work.partition.handler.spec
+    # A failed batch costs no attempt: which of its records are retried is not known here.
+    spent = None if spec.batch is not None else work.attempts_spent + 1
+    delay_s = None if final else asked_delay(work.attempts + 1, error, retry, spent)
     info = Raised(*error_info(error))
     info.raised = error
-    spec = work.partition.handler.spec
     away = spec.hold is not None and isinstance(error, spec.hold.on)
     budget_s = None if spec.budget is None else asked_wait_s(error)
     return Failed(work, info, final, delay_s, away, budget_s)
@@ -92,11 +94,18 @@ def is_final(error: BaseException, retry: Retry) -> bool:
     return isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
 
 
-def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | None:
-    """Seconds from RetryAfter or the policy's callable; None: the policy decides."""
+def asked_delay(
+    attempt: int, error: BaseException, retry: Retry, spent: int | None = None
+) -> float | None:
+    """Seconds from RetryAfter or the policy's callable; None: the policy decides.
+
+    `spent`: the attempts that count, with this one; after the last one there is nothing to delay.
+    """
     if isinstance(error, RetryAfter):
         return error.delay_s
     if not callable(retry.delay_s):
+        return None
+    if spent is not None and retry.attempts is not None and spent >= retry.attempts:
         return None
     try:
         delay_s = float(retry.delay_s(attempt, error))

@@ -270,7 +270,8 @@ class Worker:
             # A generator runs only now.
             outputs = None if value is None else context.run(self.outputs, record, value)
         except BaseException as error:
-            reply = self.failed(number, record, error)
+            spent = None if self.spec.away else record.attempt  # an outage costs no attempt
+            reply = self.failed(number, record, error, spent)
         else:
             reply = Reply(number, "done", outputs, returned=value if returned else None)
         return reply._replace(began=began, ended=time.time(), repeats=self.repeats() - known)
@@ -312,11 +313,13 @@ class Worker:
         """What to produce for a returned value."""
         return None if value is None else messages_of(record, value, self.spec.output)
 
-    def failed(self, number: int, record: Record, error: BaseException) -> Reply:
+    def failed(
+        self, number: int, record: Record, error: BaseException, spent: int | None = None
+    ) -> Reply:
         """A failed attempt, classified here while the exception is still an object."""
         retry = self._retries.get(number, self.spec.retry)
         final = is_final(error, retry)
-        delay_s = None if final else asked_delay(record.attempt, error, retry)
+        delay_s = None if final else asked_delay(record.attempt, error, retry, spent)
         span = None if self._tracing is None else self._tracing.seen(record)
         away = isinstance(error, self.spec.away)
         budget_s = asked_wait_s(error) if self.spec.budget else None
