@@ -84,13 +84,30 @@ def test_a_lifespan_that_fails_to_open_ends_the_run_before_anything_is_consumed(
         app.run(until="drained")
 
 
-def test_a_lifespan_that_fails_to_close_is_logged(kafka, caplog):
+@pytest.mark.parametrize("kind", ["async", "threads"])
+@pytest.mark.parametrize("error", [SystemExit(7), KeyboardInterrupt()])
+def test_a_lifespan_that_exits_fails_to_open(kafka, kind, error):
+    """It ends neither the process, with its own code, nor the loop that the run still needs."""
+
+    @contextmanager
+    def lifespan():
+        raise error
+        yield
+
+    app, states = make(kafka, lifespan, kind)
+    with pytest.raises(weft.FatalError, match=f"lifespan failed to open: {type(error).__name__}"):
+        app.run(until="drained")
+    assert states == []
+
+
+@pytest.mark.parametrize("error", [OSError("too late"), SystemExit("too late")])
+def test_a_lifespan_that_fails_to_close_is_logged(kafka, caplog, error):
     """The records are committed already; the run ends as it would have."""
 
     @asynccontextmanager
     async def lifespan():
         yield
-        raise OSError("too late")
+        raise error
 
     app, _ = make(kafka, lifespan)
     assert kafka.drain(app).exit_code == 0

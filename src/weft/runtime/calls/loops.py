@@ -13,6 +13,7 @@ from typing import Any
 
 from weft import guard
 from weft.errors import ConfigError, FatalError
+from weft.runtime.calls.invoke import error_info
 
 _log = logging.getLogger("weft")
 
@@ -36,6 +37,8 @@ class HandlerLoop:
         #: called when its thread dies; set by the run
         self.died: guard.Died = guard.log_death
         self.own = loop is None
+        #: what ends a loop when a task raises it; on the caller's loop that is the caller's affair
+        self._exits = (SystemExit, KeyboardInterrupt) if self.own else ()
         self.loop = loop or new_loop()
         self._thread: threading.Thread | None = None
         self._stack = AsyncExitStack()
@@ -74,11 +77,9 @@ class HandlerLoop:
                 return await self._stack.enter_async_context(context)
             if isinstance(context, AbstractContextManager):
                 return self._stack.enter_context(context)
-        except Exception as error:
+        except (Exception, *self._exits) as error:
             _log.error("the lifespan failed to open", exc_info=True)
-            raise FatalError(
-                f"the lifespan failed to open: {type(error).__name__}: {error}"
-            ) from error
+            raise FatalError(f"the lifespan failed to open: {error_info(error).line}") from error
         raise ConfigError(
             f"App(lifespan=...) returned {type(context).__name__}, not a context manager: decorate "
             "it with @contextlib.asynccontextmanager"
@@ -103,7 +104,10 @@ class HandlerLoop:
 
     async def exit(self) -> None:
         """Close the lifespan. Runs on the loop."""
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        except self._exits as error:
+            raise FatalError(f"the lifespan raised {error_info(error).line}") from error
 
     def close(self, timeout_s: float) -> bool:
         """Close the lifespan and end the thread; False if the loop did not answer in time."""
