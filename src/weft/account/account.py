@@ -70,6 +70,7 @@ HALTS = (
     Place("membership", "the polling thread was blocked: group membership is not confirmed"),
     Place("broker", "the broker does not answer"),
     Place("refused", "the broker refuses the login"),
+    Place("loop", "the handlers' loop is blocked: no async call starts or continues"),
     Place("not_begun", "no call of the handler starts: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
     Place("budget", "`budget=`: it is used up, or the service asked its callers to wait"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from weft.observe.sentences import (
     HANGING,
+    LOAD,
     MEMBER,
     RANKS,
     Row,
@@ -173,12 +174,44 @@ def _budget(halt: Row) -> tuple[str, str]:
     return f"{text}.", "expected; to go faster, raise per_s= of the budget"
 
 
-#: cause -> the finding, and what to do about it
-HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
-    "unassigned": lambda halt: (
+def _unassigned(halt: Row) -> tuple[str, str]:
+    if halt.get("why") == "joining":
+        text = f"This member joins its group: it has had no partition{lasting(halt)}."
+        return text, "wait: the brokers need a few seconds to assign partitions"
+    if halt.get("why") == "reserve":
+        return "This member is idle: others own all partitions of its topics.", (
+            "normal with more members than partitions: stop it, or add partitions"
+        )
+    if halt.get("reason"):
+        text = f"This member has no partition{lasting(halt)}: {halt['reason']}."
+        return text, "find the member that hangs or was killed, and restart it; the group waits"
+    return (
         "Nothing starts: this member has no partition.",
         "more members than partitions? a killed member's session still open? see the log",
-    ),
+    )
+
+
+def _loop(halt: Row) -> tuple[str, str]:
+    text = f"The handlers' loop is blocked{lasting(halt)}"
+    oldest = halt.get("oldest")
+    if oldest is None:
+        text += f", by no handler, at {halt.get('reason', 'an unknown place')}."
+        after = "run that code (another task, the lifespan) in a thread"
+        return f"{text} No async call continues.", after
+    key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
+    text += (
+        f" by the call of {oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}"
+        f"{key}{at_line(oldest)}. No async call continues."
+    )
+    return text, (
+        f"timeout_s cannot end it: write {oldest.get('handler')} as a plain def, or set "
+        'executor="threads" or "processes"; to end it now, kill the process'
+    )
+
+
+#: cause -> the finding, and what to do about it
+HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
+    "unassigned": _unassigned,
     "paused": lambda halt: (
         f"Nothing{_of(halt)} starts: the application called app.pause().",
         f"app.resume({halt['topic']!r})" if halt.get("topic") else "app.resume()",
@@ -191,7 +224,11 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"weft resume{_flag(halt)} --reason TEXT",
     ),
     "stopping": lambda halt: (
-        f"Nothing starts: a stop was requested ({halt.get('mode', 'in_flight')}).",
+        (
+            f"Nothing starts: the run ends with an error: {halt['reason'].rstrip('.')}."
+            if halt.get("reason")
+            else f"Nothing starts: a stop was requested ({halt.get('mode', 'in_flight')})."
+        ),
         "running calls are finished, up to drain_timeout_s; a second signal ends it immediately",
     ),
     "revoking": lambda halt: (
@@ -221,6 +258,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"The brokers refuse the login: {halt.get('reason', 'no reason given').rstrip('.')}.",
         REFUSED_NEXT,
     ),
+    "loop": _loop,
     "not_begun": _none_begins,
     "budget": _budget,
     "outage": _outage,
@@ -249,6 +287,9 @@ def halt_sentence(halt: Row) -> Sentence:
     """The text for a cause that blocks all records."""
     text, after = HALTED_BY[halt["cause"]](halt)
     rank = RANKS.get(halt["cause"], MEMBER)
+    if halt["cause"] == "unassigned" and halt.get("why") in ("joining", "reserve"):
+        rank = LOAD
     if halt["cause"] == "budget" and halt.get("why") in BUDGET_STOPS:
         rank = HANGING
-    return Sentence(text, after, halt["cause"], rank=rank)
+    stack = tuple((halt.get("oldest") or {}).get("stack") or ())
+    return Sentence(text, after, halt["cause"], stack, rank)

@@ -49,6 +49,7 @@ RANKS = {
     "outputs": HANGING,
     "results": HANGING,
     "not_begun": HANGING,
+    "loop": HANGING,
     "budget": LOAD,
     "outage": HANGING,
     "brake": HANGING,
@@ -98,6 +99,8 @@ def ends_by(row: Row) -> str:
     """What ends a running call; this depends on the executor."""
     if (row.get("for_s") or 0.0) < BRIEF_S:
         return ""
+    if row.get("loop_blocked"):
+        return "it continues when the handlers' loop does; timeout_s ends no call until then"
     limit_s, kind = row.get("timeout_s"), row.get("executor")
     late = limit_s is not None and (row.get("for_s") or 0.0) > limit_s + 1.0
     if kind == "threads":

@@ -57,6 +57,7 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     Causes come before consequences, so the first sentence is the one to act on.
     """
     member = shot.get("app", {}).get("member", "")
+    shot = _with_blocked_loops(shot)
     if topic is None:
         halts = _silent(shot) + _bundled(shot) + _unfollowed(shot)
         # Causes first; possible consequences of the first one are not reported as normal
@@ -110,6 +111,25 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     return sorted(found + halts, key=lambda one: (one.rank, one.about == "ready"))
 
 
+def _with_blocked_loops(shot: Row) -> Row:
+    """The same; each async call of a member whose loop is blocked is marked."""
+    blocked = {one.get("member") for one in shot.get("halts", ()) if one["cause"] == "loop"}
+    if not blocked:
+        return shot
+
+    def waits(row: Row) -> bool:
+        return row.get("member") in blocked and row.get("executor") == "async"
+
+    # Calls that take all slots are a consequence
+    halts = [
+        one
+        for one in shot["halts"]
+        if one["cause"] == "loop" or not waits({**one.get("oldest", {}), **one})
+    ]
+    rows = [{**row, "loop_blocked": waits(row)} for row in shot.get("blockers", ())]
+    return {**shot, "halts": halts, "blockers": rows}
+
+
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     """The records that block most, one of each kind, except those that a cause already names."""
     named = {one.record for one in halts}
@@ -127,6 +147,7 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
         if record_of(row) not in named
         and (row["topic"], row["partition"]) not in silent  # its calls ended with its member
         and _queue_of(row) not in causes
+        and not row.get("loop_blocked")
         and (not _moves(shot, row) or _is_slow(shot, row))
         and (
             weighs(row)

@@ -59,6 +59,10 @@ class Executor(Protocol):
     def close(self) -> None:
         """Start no more calls."""
 
+    def blocking(self) -> Work | None:
+        """The record whose call runs on the handlers' loop right now, if one does. Thread-safe."""
+        return None
+
     def stack(self, where: tuple[str, int, int]) -> list[str]:
         """Where the call of this record is now, the outermost line first. Thread-safe.
 

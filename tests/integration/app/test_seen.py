@@ -22,6 +22,8 @@ def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_SOCKET", "1")
+    monkeypatch.setattr("weft.observe.why.BRIEF_S", 0.0)  # calls that have just started are named
+    monkeypatch.setattr("weft.observe.sentences.BRIEF_S", 0.0)
 
 
 def why(*arguments):

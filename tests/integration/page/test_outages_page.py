@@ -1,4 +1,4 @@
-"""Ten outages on the page, in a real browser: the line that `weft why` has is its headline."""
+"""Eleven outages on the page, in a real browser: the line that `weft why` has is its headline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
+"""Eleven outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
 
 from __future__ import annotations
 
@@ -139,6 +139,16 @@ def hung_processes(stage: Stage, **_: Any) -> Any:
     return stage.until("hangs")
 
 
+def blocked_loop(stage: Stage, **_: Any) -> Any:
+    """A plain call in an `async def`: the loop stands, and no time-out can end anything."""
+
+    async def waits(record: weft.Record) -> None:
+        stage.gate.wait()
+
+    stage.start(waits, KEYS, concurrency=2, timeout_s=0.5)
+    return stage.until("loop")
+
+
 def broker_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     """Nobody answers any more; nothing is fetched, and the group does not know us."""
     stage.start(lambda record: None, KEYS)
@@ -222,7 +232,7 @@ def stale_leader(stage: Stage, desk: Callable[..., Any], **_: Any) -> Any:
 
 
 OUTAGES: list[Callable[..., Any]] = [
-    hung_async, hung_threads, hung_processes, broker_away, login_refused, map_full, buffers_full,
+    hung_async, hung_threads, hung_processes, blocked_loop, broker_away, login_refused, map_full, buffers_full,
     poison, dead_member, stale_leader,
 ]  # fmt: skip
 

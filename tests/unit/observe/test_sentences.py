@@ -10,6 +10,7 @@ from weft.account.account import HALTS, PLACES
 from weft.observe.halts import HALTED_BY, halt_sentence
 from weft.observe.sentences import (
     LOAD,
+    MEMBER,
     RECORD_IN,
     partition_sentence,
     record_sentence,
@@ -180,6 +181,17 @@ BY = {
             "error": None,
         },
         "(50 per second, 20 in flight), of which this member has 25 %: the next one starts in",
+    ),
+    "loop": (
+        {"for_s": 34.0, "oldest": record(stack=["shop/app.py:12 check: time.sleep(5)"])},
+        (
+            "The handlers' loop is blocked for 34 s by the call of orders[3] record 10,412 (key "
+            "cust-17), at shop/app.py:12 check: time.sleep(5). No async call continues."
+        ),
+    ),
+    "unassigned": (
+        {"for_s": 34.0, "why": "group", "reason": "the group waits for a member"},
+        "This member has no partition for 34 s: the group waits for a member.",
     ),
     "slots": ({"handler": "check"}, "All concurrency slots of check"),
     "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
@@ -405,6 +417,42 @@ def test_many_parked_records_are_released_by_one_command():
         "fix the cause and release all of them: `weft key release --topic orders --where "
         '\'state == "parked" and error.type == "Timeout"\' --reason TEXT`'
     )
+
+
+def test_a_blocked_loop_is_the_cause_of_all_async_calls():
+    """No call of it is advised to have a time-out, which nothing could fire; others are as ever."""
+    waits = record(executor="async", for_s=61.0)
+    slots = {"cause": "slots", "handler": "check", "oldest": waits, "for_s": 60.0, "calls": 8}
+    loop = {"cause": "loop", "for_s": 61.0, "oldest": waits}
+    (told,) = why(shot(waits, halts=[slots, loop]))
+    assert told.about == "loop"
+    assert told.next.startswith("timeout_s cannot end it: write check as a plain def")
+    other = {"cause": "loop", "for_s": 61.0, "reason": "shop/app.py:7 refresh: time.sleep(5)"}
+    (told,) = why(shot(waits, halts=[slots, other]))
+    assert ", by no handler, at shop/app.py:7 refresh" in told.text
+    told, of_record = why(shot(waits, halts=[slots, loop]), "orders", 3)
+    assert (told.about, of_record.about) == ("loop", "running")
+    assert of_record.next == (
+        "it continues when the handlers' loop does; timeout_s ends no call until then"
+    )
+    threads = record(executor="threads", offset=7, for_s=61.0)
+    assert [one.about for one in why(shot(waits, threads, halts=[loop]))] == ["loop", "running"]
+
+
+@pytest.mark.parametrize(
+    ("because", "rank"), [("joining", LOAD), ("reserve", LOAD), ("group", MEMBER)]
+)
+def test_a_member_without_a_partition_is_a_fault_only_if_the_group_waits(because, rank):
+    """Not in the seconds of a join, and not with more members than partitions."""
+    halt = {"cause": "unassigned", "for_s": 3.0, "why": because, "reason": "the group waits"}
+    (told,) = why(shot(halts=[halt], partitions=[]))
+    assert (told.about, told.rank) == ("unassigned", rank)
+
+
+def test_a_run_that_ends_with_an_error_names_it():
+    """A commit that is refused is no request to stop."""
+    (told,) = why(shot(halts=[{"cause": "stopping", "mode": "in_flight", "reason": "fenced."}]))
+    assert told.text == "Nothing starts: the run ends with an error: fenced."
 
 
 def test_a_service_that_asks_to_wait_is_the_cause_of_the_record_that_it_refused():

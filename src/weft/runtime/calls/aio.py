@@ -165,6 +165,14 @@ class AsyncExecutor(Executor):
             return stacks.of_coroutine(calls.cr_await)
         return []
 
+    def blocking(self) -> Work | None:
+        """The record whose call runs on the loop right now, if one does."""
+        for worker in tuple(self._workers):
+            work, calls = worker.work, worker.calls
+            if worker.task is not None and work is not None and (calls is None or calls.cr_running):
+                return work
+        return None
+
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)

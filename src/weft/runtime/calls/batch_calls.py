@@ -402,6 +402,14 @@ class BatchTasks(_BatchExecutor):
         """Start no more calls."""
         self._closed = True
 
+    def blocking(self) -> Work | None:
+        """The first record of the batch whose call runs on the loop right now, if one does."""
+        for call in self._calls.all():
+            coroutine: Any = None if call.task is None else call.task.get_coro()
+            if coroutine is not None and coroutine.cr_running and call.works:
+                return call.works[0]
+        return None
+
     def stack(self, where: stacks.Where) -> list[str]:
         """Where the call of this record's batch is now."""
         for call in self._calls.all():

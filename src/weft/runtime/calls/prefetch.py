@@ -139,6 +139,10 @@ class Prefetcher(Executor):
         threads = [thread.ident for thread in self._threads]
         return self.inner.stack(where) or stacks.of_call(threads, loads, where)
 
+    def blocking(self) -> Work | None:
+        """The record whose call runs on the loop right now, if one does."""
+        return self.inner.blocking()
+
     def close(self) -> None:
         """End the loaders after they have released data that no call uses any more."""
         for _ in range(LOADERS):

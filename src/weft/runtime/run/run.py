@@ -393,7 +393,9 @@ class Run:
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`; `Snapshots.taken` describes the options."""
-        shot = self._snapshots.taken(self.member, over=self.over, worst=worst, mapped=mapped)
+        shot = self._snapshots.taken(
+            self.member, self.watching, over=self.over, worst=worst, mapped=mapped
+        )
         return {**shot, "control": self._outside.followed()}
 
     def install_signals(self) -> None:

@@ -7,10 +7,11 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft._version import __version__
 from weft.account.account import Account, begin, copies, slices
+from weft.account.blockers import record_row
 from weft.account.picture import NO_PICTURE, maps, picture
 from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
 from weft.core.partition import Partition
@@ -20,6 +21,9 @@ from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import summed
 from weft.runtime.member.member import Member
 from weft.types import RunReport, TopicPartition
+
+if TYPE_CHECKING:
+    from weft.runtime.run.watching import Watching
 
 #: calls whose stack is in a snapshot, and the least duration for it: reading one is not free
 STACKS_MAX = 3
@@ -72,11 +76,17 @@ class Snapshots:
         self._rates = Rates()
 
     def taken(
-        self, member: Member | None, *, over: bool, worst: bool = True, mapped: bool = False
+        self,
+        member: Member | None,
+        watching: Watching | None = None,
+        *,
+        over: bool,
+        worst: bool = True,
+        mapped: bool = False,
     ) -> dict[str, Any]:
         """The contract's snapshot; without the `worst` records it is cheaper.
 
-        `mapped`: with the offset maps, for reports.
+        `mapped`: with the offset maps, for reports. `watching` knows the loop and the group.
         """
         begins = {"state": "starting", "at": round(time.time(), 3), "app": self._about}
         nothing: dict[str, Any] = {
@@ -108,7 +118,9 @@ class Snapshots:
                 row["repeats"] = plan.ledger.repeats
         calls = [halt["oldest"] for halt in shot["halts"] if "oldest" in halt]
         add_calls(member, [*calls, *shot["blockers"]])
-        shot["halts"] += of_brokers(member)
+        shot["halts"] = of_group(member, watching, shot["halts"]) + of_brokers(member)
+        if worst and watching is not None:
+            shot["halts"] += of_loop(member, watching, account.at, epoch_s)
         shot["halts"] += behind_transactions(shot["partitions"], member.run_log.stable_ends)
         return {
             **begins,
@@ -145,6 +157,44 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
         if where not in read and row["handler"] in executors:
             read[where] = executors[row["handler"]][1].stack(where)
         row["stack"] = read.get(where, [])
+
+
+def of_group(
+    member: Member, watching: Watching | None, halts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same causes, with why this member has no partition, or which error ends the run."""
+    ends = member.leaving or member.fatal is not None or member.engine.stop_mode is not None
+    found = []
+    for halt in halts:
+        if ends and halt["cause"] in ("unassigned", "membership"):
+            continue  # it leaves the group: a consequence
+        more: Mapping[str, Any] = {}
+        if halt["cause"] == "unassigned" and watching is not None:
+            more = watching.unassigned()
+        elif halt["cause"] == "stopping" and member.fatal is not None:
+            more = {"reason": member.fatal.reason}
+        found.append({**halt, **more})
+    return found
+
+
+def of_loop(member: Member, watching: Watching, at: float, epoch_s: float) -> list[dict[str, Any]]:
+    """The cause if the handlers' loop is blocked: by the call of which record, or by what else."""
+    loop = watching.loop
+    if loop is None or not loop.reported or not (blocked_s := loop.blocked_s()):
+        return []
+    lines, by_handler = loop.stack()
+    halt: dict[str, Any] = {"cause": "loop", "for_s": round(blocked_s, 1)}
+    running = [executor.blocking() for executor in member.executors] if by_handler else []
+    work = next((work for work in running if work is not None), None)
+    if work is None:
+        return [{**halt, "reason": lines[-1] if lines else "an unknown place"}]
+    spec = work.partition.handler.spec
+    row = {
+        "topic": work.partition.topic, "partition": work.partition.number,
+        "offset": work.record.offset, "handler": spec.name, "place": "running",
+        **record_row(work, spec, at, epoch_s), "executor": "async", "stack": lines,
+    }  # fmt: skip
+    return [{**halt, "oldest": row}]
 
 
 def of_brokers(member: Member) -> list[dict[str, Any]]:

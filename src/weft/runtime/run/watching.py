@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.account.account import Part
 from weft.account.shown import counted, shown_key
@@ -69,6 +69,8 @@ LONG_FIX = {
     "the stack)",
     "processes": "set timeout_s on the handler: it ends the worker process",
 }
+#: of any call then: no time-out can end it
+LOOP_FIX = "the handlers' loop is blocked: see the line about that, and its stack"
 #: functions that call handlers on the loop
 CALLERS = (
     AsyncExecutor._burst.__code__,  # noqa: SLF001  # our own function
@@ -181,6 +183,8 @@ class Watching:
         self._unassigned_logged = 0
         #: since when it has no partition in a stable group: others own them all
         self.in_reserve = False
+        #: why it has no partition, from the state of the group; empty until that is known
+        self._unassigned_because = ""
         self._group_asked_at = 0.0
         self._transactions = OpenTransactions(member)
         self._broker_asked_at = 0.0
@@ -287,7 +291,7 @@ class Watching:
         member = self._member
         if member.partitions or member.unread() or member.leaving or member.fatal is not None:
             self._unassigned_at, self._unassigned_logged = None, 0
-            self.in_reserve = False
+            self.in_reserve, self._unassigned_because = False, ""
             return
         if self._unassigned_at is None:
             self._unassigned_at = now
@@ -299,6 +303,7 @@ class Watching:
         self._group_asked_at = now + GROUP_ASKED_EVERY_S
         state, members, reason = self._group_state(admin)
         self.in_reserve = is_stable(state) and members > 1
+        self._unassigned_because = reason
         if count < len(UNASSIGNED_S) and for_s >= UNASSIGNED_S[count]:
             self._unassigned_logged = count + 1
             member.run_log.line(
@@ -310,6 +315,14 @@ class Watching:
                 members=members,
                 reason=reason,
             )
+
+    def unassigned(self) -> dict[str, Any]:
+        """For how long this member has no partition, and why, as fields of the cause."""
+        since = self._unassigned_at
+        for_s = 0.0 if since is None else time.monotonic() - since
+        reason = self._unassigned_because
+        waits = "reserve" if self.in_reserve else "group" if reason else "joining"
+        return {"for_s": round(for_s, 1), "why": waits, **({"reason": reason} if reason else {})}
 
     def _group_state(self, admin: AdminPort | None) -> tuple[str, int, str]:
         if time.monotonic() - self._member.run_log.broker_back_at < SETTLED_S:
@@ -367,6 +380,8 @@ class Watching:
             kind = self._member.config.plans[handler.index].kind
             no_limit = handler.timeout_s is None or kind == "threads"  # a time-out cannot end it
             fix = {"next": LONG_FIX[kind]} if no_limit else {}
+            if kind == "async" and self.loop is not None and self.loop.reported:
+                fix = {"next": LOOP_FIX}
             if waits := handler.waits(work):
                 fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
             others = {"more_such_calls": str(more)} if more else {}
@@ -423,8 +438,8 @@ def why_unassigned(state: str, members: int) -> str:
     word = state.upper().replace("_", "").replace(" ", "")
     if word.startswith(("PREPARINGREBALANC", "COMPLETINGREBALANC", "ASSIGNING", "RECONCILING")):
         return (
-            "the group waits until session.timeout.ms for a member that does not respond (killed?) "
-            "or for one that is still finishing its records"
+            "the group waits for a member that does not respond: until session.timeout.ms if it "
+            "was killed, until max.poll.interval.ms if it hangs or is still finishing its records"
         )
     if word == "STABLE" and members == 1:
         return (
