@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from weft.observe.sentences import (
     HANGING,
+    INTENT,
     LOAD,
     MEMBER,
     RANKS,
@@ -23,8 +24,22 @@ from weft.observe.sentences import (
 SLOW_S = 1.0
 
 
+def _by_command(halt: Row) -> tuple[str, str]:
+    """Which command has set what calls wait for, and the one that ends that."""
+    name = str(halt["value"]).partition("=")[0]
+    at = clock(halt.get("until", 0.0))
+    why = f" ({halt['reason']})" if halt.get("reason") else ""
+    return (
+        f"a command has set {halt['value']} until {at}{why}",
+        f"weft set {name}=default --handler {halt.get('handler')} --reason TEXT",
+    )
+
+
 def _slots(halt: Row) -> tuple[str, str]:
     text = f"All concurrency slots{_of(halt)} are taken"
+    if halt.get("value"):
+        text_of, after = _by_command(halt)
+        return f"{text}: {text_of}.", after
     if acknowledged := halt.get("acknowledged"):
         whose = "batch calls that have acknowledged all their records and have not returned"
         after = "return after the last acknowledgement, or set timeout_s"
@@ -209,6 +224,14 @@ def _loop(halt: Row) -> tuple[str, str]:
     )
 
 
+def _rate_limit(halt: Row) -> tuple[str, str]:
+    text = f"Calls{_of(halt)} wait for its rate_limit_per_s"
+    if halt.get("value"):
+        text_of, after = _by_command(halt)
+        return f"{text}: {text_of}.", after
+    return f"{text}.", "expected; to go faster, raise rate_limit_per_s on @app.consume"
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": _unassigned,
@@ -263,10 +286,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "budget": _budget,
     "outage": _outage,
     "brake": _brake,
-    "rate_limit": lambda halt: (
-        f"Calls{_of(halt)} wait for its rate_limit_per_s.",
-        "expected; to go faster, raise rate_limit_per_s on @app.consume",
-    ),
+    "rate_limit": _rate_limit,
     "slots": _slots,
     "map": lambda halt: (
         f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
@@ -289,6 +309,8 @@ def halt_sentence(halt: Row) -> Sentence:
     rank = RANKS.get(halt["cause"], MEMBER)
     if halt["cause"] == "unassigned" and halt.get("why") in ("joining", "reserve"):
         rank = LOAD
+    if halt["cause"] in ("rate_limit", "slots") and halt.get("value"):
+        rank = INTENT
     if halt["cause"] == "budget" and halt.get("why") in BUDGET_STOPS:
         rank = HANGING
     stack = tuple((halt.get("oldest") or {}).get("stack") or ())

@@ -9,8 +9,6 @@ import pytest
 from weft.account.account import HALTS, PLACES
 from weft.observe.halts import HALTED_BY, halt_sentence
 from weft.observe.sentences import (
-    LOAD,
-    MEMBER,
     RECORD_IN,
     partition_sentence,
     record_sentence,
@@ -265,43 +263,6 @@ def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
     assert [one.about for one in told] == ["open_transaction"]
 
 
-@pytest.mark.parametrize("p99_ms", [2_000.0, 60_000.0])
-@pytest.mark.parametrize("place", ["running", "sending", "committing", "pending", "marking"])
-def test_load_is_not_reported_as_a_stuck_record(place, p99_ms):
-    """A call that takes as long as others blocks nothing: no advice about timeout_s, no restart."""
-    for_s = p99_ms / 2_000.0 if place == "running" else 1.0
-    busy = record(place, for_s=for_s, waiting_behind=3, done_beyond=5)
-    latency = {"check": {"latency_ms": {"p50": p99_ms / 2, "p99": p99_ms}}}
-    slots = {"cause": "slots", "handler": "check"}
-    told = why(shot(busy, handlers=latency, halts=[slots]))
-    assert [one.about for one in told] in (["slots"], ["slots", "lane"])
-    (one, *_) = why(shot(record(place, for_s=1.0)), "orders", 3)
-    assert "timeout_s" not in one.next
-    assert "restart" not in one.next
-    (one, *_) = why(shot(record(place, for_s=61.0), handlers=latency))
-    assert one.about == place
-
-
-@pytest.mark.parametrize(
-    ("waiting", "for_s", "about"),
-    [(4_538, 0.02, "lane"), (15, 2.0, "running"), (0, 2.0, "healthy"), (150, 0.02, "healthy")],
-)
-def test_a_lane_that_moves_and_is_long_is_named(waiting, for_s, about):
-    """A hot partition or a slow key: nothing hangs, and what helps is not timeout_s."""
-    hot = record(for_s=for_s, waiting_behind=waiting)
-    latency = {"check": {"latency_ms": {"p50": 50.0, "p99": 60.0}}}
-    (told,) = why(shot(hot, handlers=latency))
-    assert told.about == about
-    if about == "running":  # it may be the first seconds of a call that hangs
-        assert (told.next, told.rank) == ("", LOAD)
-    if about == "lane":
-        assert told.text == (
-            f"orders[3]: {waiting:,} records wait in one lane behind record 10,412 (key cust-17), "
-            f"which runs for {for_s:.1f} s. They run one at a time (calls of check: median 50 ms)."
-        )
-        assert told.next.startswith("nothing is stuck; more concurrency does not help one lane")
-
-
 def test_a_healthy_run_is_reported_to_be():
     """With how much is left."""
     quick = record(waiting_behind=0, done_beyond=0, for_s=0.2)
@@ -380,91 +341,6 @@ def test_a_parked_record_of_a_held_key_is_released_with_its_key():
     assert sentence.next.startswith(
         "`weft key release --topic orders --key cust-17 --reason TEXT` ends"
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "options"),
-    [
-        ("cust-17", "--key cust-17"),
-        (None, "--where 'partition == 3 and offset == 10412'"),
-        ("x" * 64, "--where 'partition == 3 and offset == 10412'"),  # cut
-        ("a\\x00b'", "--where 'partition == 3 and offset == 10412'"),  # escaped
-    ],
-)
-def test_a_hold_is_released_by_a_command_to_copy(key, options):
-    """Of a colleague who has gone home; a key that is shown in part would select nothing."""
-    held = record("on_hold", due_in_s=7_198.0, by="ann", reason="repair", key=key)
-    assert record_sentence(held).next == (
-        f"to let its lane continue now: `weft key release --topic orders {options} --reason TEXT`"
-    )
-
-
-@pytest.mark.parametrize("by", ["undecodable", "rejected"])
-def test_a_record_that_no_attempt_can_handle_is_skipped_by_a_command_to_copy(by):
-    """Another attempt of the same code fails again: it needs a new handler, or is given up."""
-    assert record_sentence(record("parked", attempts=1, by=by)).next == (
-        "`weft record skip orders:3:10412 --reason TEXT` gives it up; or deploy a handler that "
-        "accepts it and release it: `weft record retry orders:3:10412 --reason TEXT`"
-    )
-
-
-def test_many_parked_records_are_released_by_one_command():
-    """Not one by one."""
-    error = {"type": "Timeout", "message": "503"}
-    rows = [record("parked", offset=n, at_frontier=False, last_error=error) for n in range(3)]
-    (told,) = why(shot(*rows))
-    assert told.next == (
-        "fix the cause and release all of them: `weft key release --topic orders --where "
-        '\'state == "parked" and error.type == "Timeout"\' --reason TEXT`'
-    )
-
-
-def test_a_blocked_loop_is_the_cause_of_all_async_calls():
-    """No call of it is advised to have a time-out, which nothing could fire; others are as ever."""
-    waits = record(executor="async", for_s=61.0)
-    slots = {"cause": "slots", "handler": "check", "oldest": waits, "for_s": 60.0, "calls": 8}
-    loop = {"cause": "loop", "for_s": 61.0, "oldest": waits}
-    (told,) = why(shot(waits, halts=[slots, loop]))
-    assert told.about == "loop"
-    assert told.next.startswith("timeout_s cannot end it: write check as a plain def")
-    other = {"cause": "loop", "for_s": 61.0, "reason": "shop/app.py:7 refresh: time.sleep(5)"}
-    (told,) = why(shot(waits, halts=[slots, other]))
-    assert ", by no handler, at shop/app.py:7 refresh" in told.text
-    told, of_record = why(shot(waits, halts=[slots, loop]), "orders", 3)
-    assert (told.about, of_record.about) == ("loop", "running")
-    assert of_record.next == (
-        "it continues when the handlers' loop does; timeout_s ends no call until then"
-    )
-    threads = record(executor="threads", offset=7, for_s=61.0)
-    assert [one.about for one in why(shot(waits, threads, halts=[loop]))] == ["loop", "running"]
-
-
-@pytest.mark.parametrize(
-    ("because", "rank"), [("joining", LOAD), ("reserve", LOAD), ("group", MEMBER)]
-)
-def test_a_member_without_a_partition_is_a_fault_only_if_the_group_waits(because, rank):
-    """Not in the seconds of a join, and not with more members than partitions."""
-    halt = {"cause": "unassigned", "for_s": 3.0, "why": because, "reason": "the group waits"}
-    (told,) = why(shot(halts=[halt], partitions=[]))
-    assert (told.about, told.rank) == ("unassigned", rank)
-
-
-def test_a_run_that_ends_with_an_error_names_it():
-    """A commit that is refused is no request to stop."""
-    (told,) = why(shot(halts=[{"cause": "stopping", "mode": "in_flight", "reason": "fenced."}]))
-    assert told.text == "Nothing starts: the run ends with an error: fenced."
-
-
-def test_a_service_that_asks_to_wait_is_the_cause_of_the_record_that_it_refused():
-    """The budget comes first, and nobody is sent to fix an error or to give the record up."""
-    error = {"type": "RetryAfter", "message": "retry after 25 s"}
-    late = record("retrying", attempts=1, due_in_s=13.0, last_error=error)
-    budget = {"cause": "budget", "handler": "check", **BY["budget"][0], "why": "asked"}
-    told = why(shot(late, halts=[budget]))
-    assert [one.about for one in told] == ["budget", "retrying"]
-    assert told[1].next == "wait: the handler, or the service that it calls, asked for this delay"
-    told = why(shot(late, halts=[{**budget, "why": "rate"}]))
-    assert [one.about for one in told] == ["retrying", "budget"]
 
 
 def test_a_refused_dead_letter_names_its_topic_and_what_to_create():

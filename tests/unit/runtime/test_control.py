@@ -117,6 +117,24 @@ def test_settings_are_of_one_handler_or_of_all(started):
     assert rows() == {"one": 4, "two": 8}
 
 
+def test_what_a_setting_brings_about_names_its_command(started):
+    """`weft why` names the command of a colleague, not the number in the code; the last one counts."""
+
+    def causes(handler="one"):
+        halts = [{"cause": one, "handler": handler} for one in ("slots", "rate_limit", "buffers")]
+        return [one.get("value") for one in started.control.with_settings(halts)]
+
+    assert causes() == [None, None, None]
+    started.obey("set", settings={"concurrency": 1.0}, for_s=60.0)
+    started.obey("set", settings={"rate_limit_per_s": 2.0}, handler="one", for_s=60.0)
+    assert causes() == ["concurrency=1", "rate_limit_per_s=2", None]
+    assert causes("two") == ["concurrency=1", None, None]
+    started.obey("set", settings={"concurrency": None}, handler="one", for_s=60.0)
+    assert causes() == [None, "rate_limit_per_s=2", None]
+    (halt, *_) = started.control.with_settings([{"cause": "slots", "handler": "two"}])
+    assert (halt["until"], halt["reason"]) == (1_060.0, "a test")
+
+
 @pytest.mark.parametrize("kind", ["async", "threads"])
 def test_more_calls_than_declared_can_be_set(kafka, kind):
     """Three run at once where one was declared, without a restart."""

@@ -47,6 +47,10 @@ LOG_MAX = 200
 IN_FORCE_MAX = 1_000
 
 
+#: cause -> the setting that can bring it about
+SETTING_OF = {"rate_limit": "rate_limit_per_s", "slots": "concurrency"}
+
+
 class _Force(NamedTuple):
     """A command that is in force until a time."""
 
@@ -170,6 +174,24 @@ class Control:
         with self._lock:
             force = [{**one.order.row(), "until": round(one.until, 3)} for one in self._force]
             return {"in_force": force, "log": list(self._log)}
+
+    def with_settings(self, halts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The same causes; one that a setting by command brings about has that command.
+
+        Without the lock: a command asks for a snapshot while it is obeyed.
+        """
+        found = []
+        for halt in halts:
+            name, more = SETTING_OF.get(halt["cause"], ""), dict[str, Any]()
+            for order, until in tuple(self._force):
+                if name in order.settings and order.handler in (None, halt.get("handler")):
+                    value = order.settings[name]
+                    more = {} if value is None else {
+                        "value": f"{name}={value:g}", "until": round(until, 3),
+                        "reason": order.reason,
+                    }  # fmt: skip
+            found.append({**halt, **more})
+        return found
 
     def _obeyed(self, order: Order, shot: Mapping[str, Any]) -> _Done:
         rows: Sequence[Mapping[str, Any]] = shot["partitions"]

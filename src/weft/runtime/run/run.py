@@ -396,7 +396,8 @@ class Run:
         shot = self._snapshots.taken(
             self.member, self.watching, over=self.over, worst=worst, mapped=mapped
         )
-        return {**shot, "control": self._outside.followed()}
+        halts = self.control.with_settings(shot["halts"])
+        return {**shot, "halts": halts, "control": self._outside.followed()}
 
     def install_signals(self) -> None:
         """SIGINT and SIGTERM stop the run; only the main thread may do this."""
