@@ -21,6 +21,14 @@ LOCAL_BROKER = "localhost:9092"
 #: limit for one broker response
 ANSWER_S = 10.0
 
+
+def group_named(given: str | None) -> str | None:
+    """The value of --group; ConfigError if it is blank, at which the Kafka client aborts."""
+    if given is not None and not given.strip():
+        raise ConfigError(f"--group {given!r}: give the name of a consumer group")
+    return given
+
+
 Bootstrap = Annotated[
     str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="Broker addresses.")
 ]

@@ -46,7 +46,11 @@ For = Annotated[
 ]
 Group = Annotated[
     str | None,
-    typer.Option("--group", help="Only members of this group; required where several run."),
+    typer.Option(
+        "--group",
+        callback=cluster.group_named,
+        help="Only members of this group; required where several run.",
+    ),
 ]
 Control = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.cli import cluster
 from weft.cli.dlq_box import connected
+from weft.cli.topics import check_topic
 from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import Connection, WordsPort
 from weft.kafka.ports import AdminPort, Delivery, OutMessage, Word
@@ -44,6 +45,7 @@ class ByTopic:
     """The members of a group that follow a control topic."""
 
     def __init__(self, topic: str, group: str, kafka: cluster.Cluster) -> None:
+        check_topic(topic)
         self._topic, self._group, self._bootstrap = topic, group, kafka.bootstrap_servers
         self._connection: Connection = connected(kafka, group)
         self._reason = ""

@@ -18,6 +18,7 @@ from rich.text import Text
 from weft.account.shown import counted
 from weft.cli import cluster
 from weft.cli.dlq_box import (
+    Group,
     Where,
     connected,
     cut,
@@ -46,10 +47,6 @@ app = typer.Typer(no_args_is_help=True)
 app.command("replay")(replay)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
-Group = Annotated[
-    str | None,
-    typer.Option(help="The group that records which were replayed. Default: weft-replay.TOPIC."),
-]
 
 
 @app.callback()

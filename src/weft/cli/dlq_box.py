@@ -27,6 +27,14 @@ Where = Annotated[
     ),
 ]
 
+Group = Annotated[
+    str | None,
+    typer.Option(
+        callback=cluster.group_named,
+        help="The group that records which were replayed. Default: weft-replay.TOPIC.",
+    ),
+]
+
 
 def parse_where(text: str) -> Condition:
     """Parse the condition; an error names the option."""

@@ -14,7 +14,7 @@ import typer
 
 from weft.account.shown import counted
 from weft.cli import cluster
-from weft.cli.dlq_box import Bar, Where, bar, connected, cut, parse_where
+from weft.cli.dlq_box import Bar, Group, Where, bar, connected, cut, parse_where
 from weft.cli.load import load_module
 from weft.cli.topics import check_topic
 from weft.dlq.plan import STALE, Plan, Rules, Stale, read_by
@@ -71,10 +71,7 @@ def replay(
     other_groups: Annotated[
         bool, typer.Option("--other-groups", help="Send even if other groups also read the topic.")
     ] = False,
-    group: Annotated[
-        str | None,
-        typer.Option(help="Group that records which were replayed. Default: weft-replay.TOPIC."),
-    ] = None,
+    group: Group = None,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,

@@ -27,7 +27,9 @@ WIDTH_MAX = 10_000
 
 
 def lag(
-    group: Annotated[str, typer.Option("--group", help="The consumer group.")],
+    group: Annotated[
+        str, typer.Option("--group", callback=cluster.group_named, help="The consumer group.")
+    ],
     bootstrap_servers: cluster.Bootstrap,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s.")] = False,
     as_json: cluster.Json = False,

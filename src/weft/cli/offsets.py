@@ -26,7 +26,9 @@ _RUNS_SHOWN = 8
 #: the last UNIX millisecond of the year 9999
 _LAST_MS = 253_402_300_799_999
 
-_Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+_Group = Annotated[
+    str, typer.Option("--group", callback=cluster.group_named, help="The consumer group.")
+]
 
 
 @app.callback()

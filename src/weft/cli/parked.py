@@ -33,6 +33,9 @@ app = typer.Typer(no_args_is_help=True)
 
 def _group_of(context: typer.Context, given: str) -> str:
     """The group: --group, or else the one whose members run on this machine."""
+    source = context.get_parameter_source("group")
+    if source is not None and source.name == "COMMANDLINE":
+        cluster.group_named(given)
     if given or context.resilient_parsing:
         return given
     found = Runs(None, None, None).known() if local.runs() else []

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.cluster import answering, settings_of
+from weft.cli.cluster import answering, group_named, settings_of
 from weft.errors import ConfigError, FatalError
 from weft.kafka.following import words_of
 from weft.kafka.ports import Word
@@ -52,7 +52,12 @@ class Shown:
 
 
 Group = Annotated[
-    str | None, typer.Option("--group", help="Read the reports of a whole group (App(reports=…)).")
+    str | None,
+    typer.Option(
+        "--group",
+        callback=group_named,
+        help="Read the reports of a whole group (App(reports=…)).",
+    ),
 ]
 Servers = Annotated[
     str | None,

@@ -271,6 +271,8 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
         raise ConfigError(
             "options groupIdPrefix and kafka.group.id contradict each other: give one"
         )
+    if not kafka.get("group.id", "a group").strip():
+        raise ConfigError("option kafka.group.id is empty: write a name or remove it")
     needs(given, "maxTriggerDelay", ("minOffsetsPerTrigger",))
     needs(given, "startingOffsetsByTimestampStrategy", STARTING[1:3])
     low, high = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")

@@ -124,6 +124,7 @@ def test_an_option_without_effect_is_refused():
         {"failOnDataLoss": "maybe"},
         {"includeHeaders": "1"},
         {"groupIdPrefix": " "},
+        {"kafka.group.id": " "},
         {"columns": "value,nothing"},
         {"columns": "value,value"},
         {"columns": ","},

@@ -1,0 +1,57 @@
+"""A blank --group, such as of an unset variable of a script, is refused in one line.
+
+The Kafka client aborts the process for such a group: a core dump instead of an exit code.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.cli.main import run
+
+SERVERS = ["--bootstrap-servers", "localhost:1"]
+WHY = ["--reason", "x"]
+COMMANDS = [
+    ["offsets", "show", *SERVERS],
+    ["offsets", "set", "--topic", "t", "--to-latest", *SERVERS],
+    ["lag", *SERVERS],
+    ["status", *SERVERS],
+    ["why", *SERVERS],
+    ["top", *SERVERS],
+    ["parked", "ls"],
+    ["parked", "show"],
+    ["parked", "export"],
+    ["parked", "release", *WHY],
+    ["parked", "skip", "t", *WHY],
+    ["key", "hold", "--topic", "t", "--key", "k", *WHY],
+    ["key", "export", "--topic", "t", "--key", "k"],
+    ["record", "export", "t:0:1"],
+    ["redo", "t:0:1"],
+    ["pause", *WHY],
+    ["stop", *WHY],
+    ["control", "log"],
+    ["dlq", "ls", "t"],
+    ["dlq", "show", "t:0:1"],
+    ["dlq", "stats", "t"],
+    ["dlq", "replay", "t"],
+]
+
+
+@pytest.mark.parametrize("group", ["", " "])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_blank_group_is_refused(monkeypatch, tmp_path, capsys, command, group):
+    """Before anything connects, with exit code 2."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert run([*command, "--group", group]) == 2
+    assert (
+        capsys.readouterr().err == f"weft: --group {group!r}: give the name of a consumer group\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["control", "log"], ["pause", *WHY]], ids=" ".join)
+def test_a_control_topic_that_cannot_be_one_is_refused(capsys, command):
+    """`weft control log --control ''` ended with a traceback."""
+    assert run([*command, "--control", "", "--group", "g", *SERVERS]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "'' cannot be a topic" in said or "--control" in said
