@@ -98,8 +98,11 @@ def check_names(function: str, given: Iterable[str], options: Any) -> None:
     """TypeError, like Python's, for an argument that is none of these options."""
     for name in given:
         if name not in options.__annotations__:
-            hint = f": {did_you_mean(name, options.__annotations__)}".rstrip(": ")
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+            hint = did_you_mean(name, options.__annotations__)
+            if not hint and "kafka" in options.__annotations__:
+                hint = 'a property of Kafka belongs into kafka={"bootstrap.servers": ...}'
+            what = f"{function}() got an unexpected keyword argument {name!r}"
+            raise TypeError(f"{what}: {hint}" if hint else what)
 
 
 def default_concurrency(executor: object) -> int:

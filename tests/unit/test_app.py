@@ -138,6 +138,23 @@ def test_properties_of_kafka_that_cannot_be(name):
         assert word in message
 
 
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [
+        ("lifespam", ": did you mean lifespan?"),
+        (
+            "bootstrap_servers",
+            ': a property of Kafka belongs into kafka={"bootstrap.servers": ...}',
+        ),
+    ],
+)
+def test_an_unknown_option_is_named_with_its_cure(option, cure):
+    """A slip of the pen, and what confluent-kafka or kafka-python take by name."""
+    with pytest.raises(TypeError) as error:
+        weft.App("g", {"bootstrap.servers": "x"}, **{option: "y"})
+    assert str(error.value) == f"App() got an unexpected keyword argument {option!r}{cure}"
+
+
 def test_an_app_without_a_handler_does_not_run():
     """The message shows the decorator."""
     with pytest.raises(
