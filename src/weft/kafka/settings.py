@@ -77,6 +77,10 @@ class ClientSettings:
         return str(given)
 
 
+#: Values that Weft looks at, too. librdkafka accepts them in any case, as in Java's "CONSUMER".
+_LOOKED_AT = {"auto.offset.reset", "group.protocol", "isolation.level"}
+
+
 def client_settings(
     kafka: Mapping[str, Any],
     producer: Mapping[str, Any],
@@ -99,10 +103,9 @@ def client_settings(
             "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
             "each member its own"
         )
-    # Spell the level as librdkafka does (others look at it); refuse what would break a promise.
-    level = str(shared.get("isolation.level", "read_committed")).strip().lower()
-    if "isolation.level" in shared:
-        shared["isolation.level"] = level
+    for name in _LOOKED_AT & shared.keys():
+        shared[name] = str(shared[name]).strip().lower()
+    level = shared.get("isolation.level", "read_committed")
     if delivery == "exactly_once" and level != "read_committed":
         raise ConfigError(
             f'kafka: isolation.level={level} with delivery="exactly_once" would read what is '

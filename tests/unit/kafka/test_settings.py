@@ -158,6 +158,19 @@ def test_exactly_once_reads_committed_only(level) -> None:
     made({"isolation.level": "read_committed"}, delivery="exactly_once")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "spelled"),
+    [
+        ("auto.offset.reset", "LATEST", "latest"),
+        ("auto.offset.reset", " Earliest", "earliest"),
+        ("group.protocol", "CONSUMER", "consumer"),
+    ],
+)
+def test_a_value_that_weft_looks_at_may_be_in_any_case(name, value, spelled):
+    """Librdkafka takes it, but `LATEST` ended a run as "error" would, `CONSUMER` as classic."""
+    assert made({name: value}).consumer[name] == spelled
+
+
 @pytest.mark.parametrize("servers", [None, "", " , "])
 def test_brokers_must_be_given(servers) -> None:
     """Without an address the message shows how to write one."""

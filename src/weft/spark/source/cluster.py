@@ -83,9 +83,10 @@ class Cluster:
         self._servers = options.kafka["bootstrap.servers"]
         self._timeout_s = request_timeout_s(options.kafka)
         self._last_error = ""
-        committed = options.kafka.get("isolation.level", "").strip() == "read_committed"
         self._isolation = (
-            IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+            IsolationLevel.READ_COMMITTED
+            if options.reads_committed
+            else IsolationLevel.READ_UNCOMMITTED
         )
         self._admin = admin_client(options.kafka, self._on_error)
 

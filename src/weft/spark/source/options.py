@@ -171,6 +171,11 @@ class SourceOptions:
     #: The names of the given options, for messages.
     given: frozenset[str] = frozenset()
 
+    @property
+    def reads_committed(self) -> bool:
+        """Whether ends are those of finished transactions; the value may be in any case."""
+        return self.kafka.get("isolation.level", "").strip().lower() == "read_committed"
+
     def for_batch(self) -> SourceOptions:
         """These options for a batch read; ConfigError if one does not apply to it."""
         for name in STREAM_FIELDS:

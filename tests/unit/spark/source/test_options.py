@@ -42,6 +42,14 @@ def test_names_are_read_in_any_case():
 
 
 @pytest.mark.parametrize(
+    ("level", "committed"), [("READ_COMMITTED", True), ("read_committed", True), ("", False)]
+)
+def test_the_isolation_level_is_read_in_any_case(level, committed):
+    """As librdkafka reads it: a range that ended at the wrong end waited for an open transaction."""
+    assert options(**{"kafka.isolation.level": level}).reads_committed is committed
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("startingOfsets", "did you mean startingOffsets"),
