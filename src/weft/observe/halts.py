@@ -26,12 +26,15 @@ SLOW_S = 1.0
 
 def _by_command(halt: Row) -> tuple[str, str]:
     """Which command has set what calls wait for, and the one that ends that."""
-    name = str(halt["value"]).partition("=")[0]
+    # A command with the same names and handlers replaces it: another one would only suspend it
+    names = [one.partition("=")[0] for one in str(halt["value"]).split()]
+    ended = " ".join(f"{name}=default" for name in names)
+    target = "" if halt.get("why") == "all" else f" --handler {halt.get('handler')}"
     at = clock(halt.get("until", 0.0))
     why = f" ({halt['reason']})" if halt.get("reason") else ""
     return (
         f"a command has set {halt['value']} until {at}{why}",
-        f"weft set {name}=default --handler {halt.get('handler')} --reason TEXT",
+        f"weft set {ended}{target} --reason TEXT",
     )
 
 

@@ -13,6 +13,7 @@ from tests.support.waiting import wait_for
 
 import weft
 from weft.core.events import HandlerSpec
+from weft.observe.halts import HALTED_BY
 from weft.observe.orders import Order
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.run.control import Control, _calls_most
@@ -132,7 +133,15 @@ def test_what_a_setting_brings_about_names_its_command(started):
     started.obey("set", settings={"concurrency": None}, handler="one", for_s=60.0)
     assert causes() == [None, "rate_limit_per_s=2", None]
     (halt, *_) = started.control.with_settings([{"cause": "slots", "handler": "two"}])
-    assert (halt["until"], halt["reason"]) == (1_060.0, "a test")
+    assert (halt["until"], halt["reason"], halt["why"]) == (1_060.0, "a test", "all")
+    # Its replacement is in force for as long as any, so nothing of it comes back
+    text, after = HALTED_BY["slots"](halt)
+    assert "a command has set concurrency=1 until" in text
+    assert after == "weft set concurrency=default --reason TEXT"
+    started.obey("set", settings={"concurrency": None}, for_s=1.0)
+    started.now_s += 2.0
+    started.control.look()
+    assert causes("two") == [None, None, None]
 
 
 @pytest.mark.parametrize("kind", ["async", "threads"])

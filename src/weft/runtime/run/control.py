@@ -185,10 +185,14 @@ class Control:
             name, more = SETTING_OF.get(halt["cause"], ""), dict[str, Any]()
             for order, until in tuple(self._force):
                 if name in order.settings and order.handler in (None, halt.get("handler")):
-                    value = order.settings[name]
-                    more = {} if value is None else {
-                        "value": f"{name}={value:g}", "until": round(until, 3),
+                    every = (
+                        f"{one}={'default' if value is None else f'{value:g}'}"
+                        for one, value in order.settings.items()
+                    )
+                    more = {} if order.settings[name] is None else {
+                        "value": " ".join(every), "until": round(until, 3),
                         "reason": order.reason,
+                        "why": "all" if order.handler is None else "handler",
                     }  # fmt: skip
             found.append({**halt, **more})
         return found
