@@ -32,6 +32,8 @@ OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "s
 
 #: how the message of a record begins whose dead letter the broker refuses
 LETTER_REFUSED = "dead letter refused: "
+#: why a partition of a deleted topic is not read
+TOPIC_GONE = "its topic does not exist any more"
 
 
 class ErrorInfo(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from weft.types import LETTER_REFUSED, ErrorInfo
+from weft.types import LETTER_REFUSED, TOPIC_GONE, ErrorInfo
 
 Row = Mapping[str, Any]
 
@@ -400,6 +400,13 @@ def unread_sentence(part: Row) -> Sentence:
     since = seconds(part["place_for_s"] or 0.0)
     where = f"{part.get('topic')}[{part.get('partition')}]"
     text = f"{where} {text.format(since, part['place_reason'])}"
+    topic = str(part.get("topic"))
+    after = after.replace("--topic TOPIC", f"--topic {topic}")
+    if part["place_reason"] == TOPIC_GONE:
+        after = (
+            f"recreate it: `weft topics create {topic} --bootstrap-servers HOST:9092`; it is then "
+            "read within seconds. Or stop consuming it"
+        )
     return Sentence(text, after, part["place"], rank=MEMBER)
 
 

@@ -85,7 +85,8 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
         else:
             more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
             text = f"{text}; it has {', '.join(here[:TOPICS_MAX])}{more}."
-        return [Sentence(text, "", "elsewhere")]
+        of_all = [] if shot.get("partitions") else [o for o in _bundled(shot) if o.rank < FULL]
+        return [*of_all, Sentence(text, "", "elsewhere")]
     numbers = {None, *(row["partition"] for row in rows)}
     handlers = {None, *(row["handler"] for row in rows)}
     # The causes that concern the whole app, one of these partitions, or their handlers. A partition

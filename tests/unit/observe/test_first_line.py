@@ -7,6 +7,7 @@ from tests.unit.observe.test_sentences import BY, record, shot
 
 from weft.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
 from weft.observe.why import why
+from weft.types import TOPIC_GONE
 
 
 @pytest.mark.parametrize("p99_ms", [2_000.0, 60_000.0])
@@ -130,6 +131,19 @@ def test_a_setting_of_a_colleague_is_named_with_the_command_that_ends_it(cause, 
         told[0].next == f"weft set {value.partition('=')[0]}=default --handler check --reason TEXT"
     )
     assert told[0].rank == INTENT
+    halt |= {"value": "concurrency=1 timeout_s=3", "why": "all"}
+    (one,) = why(shot(halts=[halt]))
+    assert one.next == "weft set concurrency=default timeout_s=default --reason TEXT"
+
+
+def test_a_deleted_topic_is_recreated_by_a_command_to_copy():
+    """Its leader is not what is missing."""
+    halt = {"cause": "start_unknown", "topic": "orders", "partition": 3, "for_s": 26.0}
+    (told,) = why(shot(halts=[{**halt, "reason": TOPIC_GONE}], partitions=[]))
+    assert "unknown for 26 s: its topic does not exist any more." in told.text
+    assert "`weft topics create orders --bootstrap-servers HOST:9092`" in told.next
+    (told,) = why(shot(halts=[{**halt, "reason": "no leader"}], partitions=[]))
+    assert "--describe --topic orders`" in told.next
 
 
 def test_a_run_that_ends_with_an_error_names_it():
@@ -148,3 +162,11 @@ def test_a_service_that_asks_to_wait_is_the_cause_of_the_record_that_it_refused(
     assert told[1].next == "wait: the handler, or the service that it calls, asked for this delay"
     told = why(shot(late, halts=[{**budget, "why": "rate"}]))
     assert [one.about for one in told] == ["retrying", "budget"]
+
+
+@pytest.mark.parametrize("cause", ["broker", "refused", "unassigned"])
+def test_a_topic_of_a_member_without_partitions_is_answered_with_the_cause(cause):
+    """Not with "not assigned to this member now" alone, while no broker answers."""
+    halt = {"cause": cause, "for_s": 46.0, "why": "group", "reason": "the group waits"}
+    told = why(shot(halts=[halt], partitions=[]), "orders")
+    assert [one.about for one in told] == [cause, "elsewhere"]

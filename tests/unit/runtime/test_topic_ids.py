@@ -197,6 +197,20 @@ def test_a_topic_that_was_deleted_is_reported_once(caplog):
     assert "weft topics create" in line
 
 
+def test_a_deleted_topic_is_known_until_it_can_be_read_again():
+    """`weft why` names it: "no leader answers" sent the operator to brokers that were well."""
+    cluster = Cluster()
+    cluster.look()
+    assert cluster.topic_ids.gone == frozenset()
+    cluster.ids = {}
+    for _ in range(MISSED_MAX):
+        cluster.look()
+    assert cluster.topic_ids.gone == {"t"}
+    cluster.ids = {"t": "second"}
+    cluster.found(None)
+    assert cluster.topic_ids.gone == frozenset()
+
+
 def test_a_topic_is_missed_only_where_someone_answers(caplog):
     """Brokers that are away, or one that is a moment behind, say nothing of it."""
     cluster = Cluster()

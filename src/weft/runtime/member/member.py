@@ -33,7 +33,7 @@ from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
 from weft.runtime.tagging import tags_of
-from weft.types import ErrorInfo, StopMode, TopicPartition
+from weft.types import TOPIC_GONE, ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -455,7 +455,9 @@ class Member:
         plans, route = self.config.plans, self.config.route
         stuck = {w: since for w, since in self._watchdog.stuck.items() if w in self.partitions}
         waiting = dict(self._rebalance.waiting)
-        return unread(waiting, stuck, lambda topic: plans[route(topic)].spec.name)
+        found = unread(waiting, stuck, lambda topic: plans[route(topic)].spec.name)
+        gone = self.config.topic_ids.gone
+        return [one._replace(reason=TOPIC_GONE) if one.topic in gone else one for one in found]
 
     @property
     def refetched(self) -> int:

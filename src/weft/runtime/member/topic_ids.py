@@ -48,6 +48,8 @@ class TopicIds:
         self._left: dict[TopicPartition, tuple[str, list[range]]] = {}
         #: consumed topics that do not exist -> number of checks in a row
         self._missed: dict[str, int] = {}
+        #: consumed topics that were deleted, until they can be read again; any thread
+        self.gone: frozenset[str] = frozenset()
         self._asking = threading.Lock()
         self._due = 0.0
 
@@ -69,6 +71,7 @@ class TopicIds:
         }
         for topic, looks in self._missed.items():
             if looks == MISSED_MAX:
+                self.gone |= {topic}
                 event(
                     "warning",
                     "topic no longer exists",
@@ -129,6 +132,7 @@ class TopicIds:
     def fresh(self, found: Mapping[TopicPartition, Found]) -> dict[TopicPartition, Found]:
         """On the polling thread: the same without commits for former topics."""
         self._due = 0.0  # The ids of newly assigned topics are needed soon.
+        self.gone -= {topic for topic, _ in found}
         former = {where: self._left[where] for where in found if where in self._left}
         ids = self._now(sorted({topic for topic, _ in former})) or {}
         for topic in {topic for topic, _ in found}:
