@@ -125,7 +125,9 @@ class MemoryCluster:
         timestamp_ms: int | None = None,
     ) -> Sent:
         """Write one record; returns its place. Raises ConfigError if Kafka would refuse it."""
-        message = OutMessage(topic, _bytes(value), _bytes(key), headers, partition, timestamp_ms)
+        pairs = tuple((name, _bytes("headers", content)) for name, content in headers)
+        held = _bytes("key", key), pairs, partition, timestamp_ms
+        message = OutMessage(topic, _bytes("value", value), *held)
         with self.changed:
             sent, error, _ = self.store(message)
         if sent is None:
@@ -144,6 +146,7 @@ class MemoryCluster:
 
     def leave_gap(self, topic: str, partition: int = 0, count: int = 1) -> None:
         """Use up offsets without a record, as transaction markers do."""
+        _at_least(1, "leave_gap(count=", count)
         self._change_log(topic, partition, lambda log: log.gap(count))
 
     def compact(self, topic: str, partition: int, offsets: Iterable[int]) -> None:
@@ -218,6 +221,7 @@ class MemoryCluster:
         self, group: str, topic: str, partition: int, offset: int, metadata: str = ""
     ) -> None:
         """Commit for a group from outside, as `weft offsets set` does."""
+        _at_least(0, "commit(offset=", offset)
         with self.changed:
             self._known(topic)
             value = OffsetAndMetadata(offset, metadata)
@@ -247,6 +251,7 @@ class MemoryCluster:
             raise ConfigError(f"fail_next({request!r}): one of {', '.join(self._faults)}")
         if not isinstance(getattr(KafkaError, error, None), int):
             raise ConfigError(f"fail_next(error={error!r}) is not a Kafka error: see KafkaError")
+        _at_least(1, "fail_next(times=", times)
         with self.changed:
             self._faults[request].extend([error] * times)
 
@@ -317,8 +322,17 @@ def record_of(where: TopicPartition, stored: Stored) -> Record:
     )
 
 
-def _bytes(text: bytes | str | None) -> bytes | None:
-    return text.encode() if isinstance(text, str) else text
+def _bytes(name: str, content: object) -> bytes | None:
+    if isinstance(content, str):
+        return content.encode()
+    if content is None or isinstance(content, bytes):
+        return content
+    raise ConfigError(f"produce({name}=): give bytes, str or None, not {type(content).__name__}")
+
+
+def _at_least(least: int, what: str, number: object) -> None:
+    if not is_whole(number, least):
+        raise ConfigError(f"{what}{number!r:.40}): give {least} or more")
 
 
 # -- the size of a message for a broker ---------------------------------------------------------

@@ -225,11 +225,17 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
         (call("produce", "nope", "v"), "UNKNOWN_TOPIC"),
         (call("produce", "orders", "v", partition=3), "UNKNOWN_PARTITION"),
         (call("produce", "orders", "v" * 2_000_000), "TOO_LARGE"),
+        (call("produce", "orders", {"car": 7}), r"produce\(value=\): .* not dict"),
+        (call("produce", "orders", "v", key=7), r"produce\(key=\): .* not int"),
+        (call("produce", "orders", "v", headers=[("h", 7)]), r"produce\(headers=\): .* not int"),
         (call("records", "nope"), "does not exist"),
         (call("leave_gap", "orders", 4), "no partition 4"),
+        (call("leave_gap", "orders", 0, 0), r"count=0\): give 1 or more"),
+        (call("commit", "g", "orders", 0, -1), r"offset=-1\): give 0 or more"),
         (call("commit", "g", "orders", 0, 1, "x" * 4097), "TOO_LARGE"),
         (call("commit", "g", "nope", 0, 1), "does not exist"),
         (call("fail_next", "nope"), "commit_answer"),
+        (call("fail_next", "commit", times=0), r"times=0\): give 1 or more"),
         (call("fail_next", "commit", "NO_SUCH_ERROR"), "NO_SUCH_ERROR"),
     ],
 )
@@ -238,6 +244,12 @@ def test_bad_calls_are_refused_in_one_line(orders: MemoryKafka, doing: Any, matc
     with pytest.raises(weft.ConfigError, match=match) as error:
         doing(orders)
     assert "\n" not in str(error.value)
+
+
+def test_headers_of_text_are_bytes_as_from_kafka(orders: MemoryKafka) -> None:
+    """A handler got the text itself, and its test passed."""
+    sent = orders.produce("orders", "v", headers=[("h", "ü"), ("h", None)])
+    assert orders.records("orders")[sent.offset].headers == (("h", "ü".encode()), ("h", None))
 
 
 @pytest.mark.parametrize("partitions", [1, PARTITIONS_MAX])
