@@ -141,6 +141,15 @@ def _behind(row: Row, member: str) -> tuple[str, str]:
     return f"is queued behind record {head['offset']:,}, which {text}", after
 
 
+FIX = "fix the error; raise weft.Reject in the handler to give up immediately"
+
+
+def _failed_before(row: Row) -> str:
+    """The error of the attempt before, while the next one runs."""
+    count = row["attempts"]
+    return f"; it failed {times(count)}{error_text(row)}" if count else ""
+
+
 def _retrying(row: Row, member: str) -> tuple[str, str]:
     due = row.get("due_in_s")
     text = f"failed {times(row['attempts'])}{error_text(row)}; "
@@ -150,7 +159,7 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
     text += f"{_attempt(row)} starts in {seconds(due)}"
     if (row.get("last_error") or {}).get("type") == "RetryAfter":
         return text, "wait: the handler, or the service that it calls, asked for this delay"
-    return text, "fix the error; raise weft.Reject in the handler to give up immediately"
+    return text, FIX
 
 
 #: given up because another attempt of the same code would fail, too
@@ -222,8 +231,8 @@ SILENT_NEXT = (
 #: place -> the state of a record there, and what to do about it
 RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "running": lambda row, member: (
-        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}",
-        ends_by(row),
+        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}{_failed_before(row)}",
+        ends_by(row) or (FIX if row["attempts"] else ""),
     ),
     "not_begun": _not_begun,
     "behind": _behind,

@@ -279,7 +279,12 @@ def _hangs(shot: Row, row: Row) -> bool:
 
 
 def _moves(shot: Row, row: Row) -> bool:
-    """It has been in its place no longer than records usually are: it blocks nothing yet."""
+    """It has been in its place no longer than records usually are: it blocks nothing yet.
+
+    Not one that has failed before: each attempt is short, and the record is where it was.
+    """
+    if row["place"] == "running" and row.get("attempts"):
+        return False
     usual_s = _latency_s(shot, row, "p99") or 0.0 if row["place"] == "running" else 0.0
     return row["place"] in TAKES_TIME and (row.get("for_s") or 0.0) < max(BRIEF_S, usual_s)
 

@@ -263,6 +263,19 @@ def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
     assert [one.about for one in told] == ["open_transaction"]
 
 
+@pytest.mark.parametrize("waiting", [0, 8, 4_538])
+def test_a_record_that_fails_again_and_again_is_no_long_lane(waiting):
+    """While its next attempt runs, too: the error is named, and not that nothing is stuck."""
+    error = {"type": "ConnectionError", "message": "no answer"}
+    failing = record(for_s=1.7, waiting_behind=waiting, attempts=3, last_error=error)
+    latency = {"check": {"latency_ms": {"p50": 2_000.0, "p99": 2_000.0}}}
+    (told,) = why(shot(failing, handlers=latency))
+    assert told.about == "running"
+    assert "runs in member m2 for 1.7 s, attempt 4 of 5; it failed 3 times" in told.text
+    assert "ConnectionError: no answer" in told.text
+    assert told.next == "fix the error; raise weft.Reject in the handler to give up immediately"
+
+
 def test_a_healthy_run_is_reported_to_be():
     """With how much is left."""
     quick = record(waiting_behind=0, done_beyond=0, for_s=0.2)
