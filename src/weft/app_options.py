@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
 from weft.options import HandlerOptions, check_plain
-from weft.policies import is_topic
+from weft.policies import is_c_text, is_topic
 from weft.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
@@ -96,6 +96,8 @@ def checked_app(options: AppOptions) -> AppOptions:
             f"App(group={group!r:.80}): give the consumer group's name, 1 to {GROUP_CHARS_MAX} "
             "characters"
         )
+    if not is_c_text(group):
+        raise ConfigError(f"App(group={group!r:.80}): a group's name cannot have these characters")
     for name in ("kafka", "producer"):
         if not isinstance(getattr(options, name), Mapping):
             raise ConfigError(

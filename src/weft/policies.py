@@ -41,6 +41,11 @@ def is_topic(name: str) -> bool:
     return bool(re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name)) and name not in (".", "..")
 
 
+def is_c_text(text: str) -> bool:
+    """Whether librdkafka can take it; at other text its Python client aborts, or cuts it short."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 

@@ -39,6 +39,8 @@ async def waits(_): ...
 
 WRONG = {
     "no group": ({"group": ""}, "App(group='')", "consumer group's name"),
+    "group with NUL": ({"group": "a\0b"}, "App(group='a\\x00b')", "cannot have these characters"),
+    "group of another encoding": ({"group": "a\udcff"}, "App(group=", "cannot have these characters"),
     "blank group": ({"group": "  "}, "App(group='  ')", "consumer group's name"),
     "group 7": ({"group": 7}, "App(group=7)", "consumer group's name"),
     "long group": ({"group": "g" * 250}, "group=", "1 to 249"),

@@ -38,6 +38,9 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
     if command is None and list(words) == ["--version"]:  # without Typer: 20 ms, not 100
         sys.stdout.write(f"weft {__version__}\n")
         return 0
+    for number, word in enumerate(words, 1):
+        if any("\udc80" <= letter <= "\udcff" for letter in word):  # bytes of another encoding
+            return _fail(f"argument {number} is not UTF-8 text: {word!r:.80}", EXIT_BAD_INPUT)
     from weft.cli.commands import app
 
     try:

@@ -21,6 +21,7 @@ from weft.errors import ConfigError
 from weft.kafka.probing import check_combination
 from weft.kafka.properties import CALLBACKS, Property, canonical, cure_for, properties
 from weft.kafka.secrets import is_shown, redacted
+from weft.policies import is_c_text
 from weft.types import DeliveryName
 
 __all__ = ["ClientSettings", "DeliveryName", "client_settings"]
@@ -370,6 +371,8 @@ def checked_value(name: str, value: Any, option: str) -> Any:
             f"{option}: {name} is a {type(value).__name__}: it takes {known.wants()}"
             + (", several separated by commas" if isinstance(value, list | tuple | set) else "")
         )
+    if isinstance(value, str) and not is_c_text(value):
+        raise ConfigError(f"{option}: {name} has characters that librdkafka cannot take (NUL?)")
     if not _takes(known, value):
         shown = f" {value!r:.60}" if is_shown(name) else " its value"
         raise ConfigError(f"{option}: {name} takes {known.wants()}, not{shown}")

@@ -48,6 +48,15 @@ def test_a_blank_group_is_refused(monkeypatch, tmp_path, capsys, command, group)
     )
 
 
+@pytest.mark.parametrize("command", [["lag", "--group", "caf\udce9", *SERVERS], ["why", "\udcff"]])
+def test_an_argument_in_another_encoding_is_refused(capsys, command):
+    """Python reads its bytes as surrogates, at which the client aborts or raises SystemError."""
+    assert run(command) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "is not UTF-8 text" in said
+
+
 @pytest.mark.parametrize("command", [["control", "log"], ["pause", *WHY]], ids=" ".join)
 def test_a_control_topic_that_cannot_be_one_is_refused(capsys, command):
     """`weft control log --control ''` ended with a traceback."""

@@ -114,6 +114,14 @@ def test_what_cannot_be_an_address_is_refused(servers) -> None:
     assert "which is not" in refusal({"bootstrap.servers": servers})
 
 
+@pytest.mark.parametrize("value", ["a\0b", "a\udcff"])
+def test_text_that_the_client_cannot_take_is_refused(value) -> None:
+    """Such text ended the process, or a part of it was used; it may be a secret."""
+    said = refusal({"sasl.password": value})
+    assert "sasl.password has characters" in said
+    assert "a" + value[1:] not in said
+
+
 def test_names_are_text() -> None:
     """A key that is no string is refused."""
     assert "names are text" in refusal({7: 1})
