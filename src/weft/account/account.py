@@ -82,7 +82,10 @@ HALTS = (
     Place("buffers", "the partition is not fetched: its buffers are full"),
     Place("open_transaction", "the next records are behind another producer's open transaction"),
     Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
-    Place("not_fetched", "the partition's log grows, it is not paused, and no record arrives"),
+    Place(
+        "not_fetched",
+        "the partition's log grows and no record arrives, or its leader is silent",
+    ),
 )
 
 #: The place of a record in each state; queued records are classified by where they wait.

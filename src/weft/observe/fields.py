@@ -61,7 +61,7 @@ FIELDS: dict[str, str] = {
     "partitions[].paused": "paused by `app.pause()`, by a command, or because buffers are full",
     "partitions[].paused_by": "`user`, `command`, `buffers`",
     "partitions[].place": "null, or why it is not read: `start_unknown` (assigned, start offset "
-    "unknown), `not_fetched` (its log grows, it is not paused, and no record arrives)",
+    "unknown), `not_fetched` (its log grows and no record arrives, or its leader does not answer)",
     "partitions[].place_for_s": "for how long",
     "partitions[].place_reason": "what was tried, and the response",
     "handlers{}": "one per handler, by function name",

@@ -397,8 +397,11 @@ UNREAD = {
         ),
     ),
     "not_fetched": (
-        "has not been fetched for {}, although its log grows: {}.",
-        "the fetch is restarted every 30 s; if that does not help, restart this member",
+        "has not been fetched for {}: {}.",
+        (
+            "is its leader up? `kafka-topics.sh --bootstrap-server HOST:9092 --describe --topic "
+            "TOPIC`; the fetch is restarted every 30 s; if that does not help, restart this member"
+        ),
     ),
 }
 

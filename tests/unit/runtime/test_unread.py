@@ -16,7 +16,14 @@ from weft.observe.metrics import exposed
 from weft.observe.overview import overview, page_of
 from weft.observe.why import why
 from weft.runtime.member import rebalance
-from weft.runtime.member.unread import ASK_S, BUSY_TIMES, COMES_S, STILL_S, Watchdog
+from weft.runtime.member.unread import (
+    ASK_S,
+    BUSY_TIMES,
+    COMES_S,
+    SILENT_ASK_S,
+    STILL_S,
+    Watchdog,
+)
 from weft.runtime.run.progress_line import line_of
 from weft.testing import MemoryKafka
 
@@ -30,6 +37,7 @@ class GroupMembership:
 
     def __init__(self, *, end: int) -> None:
         self.time, self.end, self.away = 0.0, end, False
+        self.leaderless: set[Any] = set()
         self.partition: Any = SimpleNamespace(
             state=states.OPEN, intake_paused=False, paused=False, position=5
         )
@@ -52,7 +60,7 @@ class GroupMembership:
         self.did.append("asked")
         if self.away:
             raise KafkaUnavailable
-        return dict.fromkeys(where, self.end)
+        return {one: self.end for one in where if one not in self.leaderless}
 
     def refresh(self, topics: Any, timeout_s: float) -> None:
         self.did.append(("refreshed", *topics))
@@ -134,6 +142,45 @@ def test_while_no_broker_answers_nothing_is_sought() -> None:
     assert not membership.pass_time(3 * STILL_S).sought
     membership.away = False
     assert membership.pass_time(membership.time + STILL_S + 2).sought
+
+
+OTHER = ("orders", 4)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_partition_whose_leader_does_not_answer_is_reported(alone: bool, caplog: Any) -> None:
+    """Drained or not: its broker was killed, and it was "drained: all records are done" for ever."""
+    membership = GroupMembership(end=5)
+    if not alone:
+        other: Any = SimpleNamespace(**vars(membership.partition))
+        membership.partitions[OTHER] = other
+    membership.pass_time(3 * ASK_S)
+    assert membership.dog.silent == {}
+    membership.leaderless = {WHERE}
+    membership.pass_time(membership.time + ASK_S + 2 * SILENT_ASK_S)
+    assert membership.dog.silent.keys() == {WHERE}
+    membership.pass_time(membership.time + 10 * ASK_S)
+    (line,) = caplog.messages
+    assert "their leaders do not answer partitions=orders[3] " in line
+    membership.leaderless = set()
+    membership.pass_time(membership.time + 2 * SILENT_ASK_S)
+    assert membership.dog.silent == {}
+
+
+def test_a_leader_that_answers_the_second_query_is_not_silent() -> None:
+    """It moved: one query was lost. A record that arrives shows the same."""
+    membership = GroupMembership(end=5)
+    membership.leaderless = {WHERE}
+    membership.pass_time(ASK_S + 1)
+    membership.leaderless = set()
+    membership.pass_time(membership.time + 2 * ASK_S)
+    assert membership.dog.silent == {}
+    membership.leaderless = {WHERE}
+    membership.pass_time(membership.time + 3 * ASK_S)
+    assert membership.dog.silent.keys() == {WHERE}
+    membership.partition.position = 6
+    membership.pass_time(membership.time + 2)
+    assert membership.dog.silent == {}
 
 
 def test_behind_full_polls_a_partition_waits_longer() -> None:

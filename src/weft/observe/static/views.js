@@ -405,7 +405,7 @@ const percent = (row) => `${Math.round(100 * (row.map_used ?? 0))} %`;
 
 function standing(row, blocker, sentences) {
   if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, start offset unknown" :
-    "Not fetched, although its log grows,"} since ${duration(row.place_for_s)}: ${row.place_reason}.`,
+    "Not fetched"} since ${duration(row.place_for_s)}: ${row.place_reason}.`,
   rank: 4, command: `weft why ${row.topic}:${row.partition} --url ${location.origin}` };
   const since = row.committed < 0 ? "Nothing is committed yet." :
     `Committed to ${count(row.committed)} since ${clock(row.committed_since)} (${duration(row.committed_for_s)}).`;

@@ -455,7 +455,10 @@ class Member:
         plans, route = self.config.plans, self.config.route
         stuck = {w: since for w, since in self._watchdog.stuck.items() if w in self.partitions}
         waiting = dict(self._rebalance.waiting)
-        found = unread(waiting, stuck, lambda topic: plans[route(topic)].spec.name)
+        away = self.run_log.broker_lost_at is not None  # one cause for all of them
+        silent = {} if away else self._watchdog.silent
+        silent = {w: since for w, since in silent.items() if w in self.partitions}
+        found = unread(waiting, stuck, silent, lambda topic: plans[route(topic)].spec.name)
         gone = self.config.topic_ids.gone
         return [one._replace(reason=TOPIC_GONE) if one.topic in gone else one for one in found]
 

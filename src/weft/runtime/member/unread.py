@@ -14,7 +14,7 @@ offsets mean other records now: when everything is handled, the partition restar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from weft.kafka.ports import KafkaUnavailable, Polled
 from weft.runtime.logs import event
 from weft.runtime.member.group_membership import GroupMembership, Reread
 from weft.runtime.member.member_config import MemberConfig
-from weft.runtime.member.rebalance import Waiting
+from weft.runtime.member.rebalance import Waiting, names
 from weft.types import TopicPartition
 
 LOOK_EVERY_S = 1.0
@@ -39,6 +39,10 @@ COMES_S = 10.0
 #: while polls are full, a partition's records may wait this many times longer behind others
 BUSY_TIMES = 10
 ANSWER_S = 5.0
+#: interval of queries to a leader that has not answered one
+SILENT_ASK_S = 5.0
+GROWS = "its log grows, and no record arrives"
+SILENT = "its leader does not answer; what its log has is not known"
 
 
 class Still(NamedTuple):
@@ -68,6 +72,9 @@ class Watchdog:
         self._full_at = float("-inf")
         #: not fetched -> since when; replaced as a whole, any thread reads it
         self.stuck: dict[TopicPartition, float] = {}
+        #: the leader has not answered two queries in a row -> since when; replaced as a whole
+        self.silent: dict[TopicPartition, float] = {}
+        self._unanswered: dict[TopicPartition, float] = {}
         #: ends of logs that the client does not know
         self.ends: dict[TopicPartition, int] = {}
         #: number of restarted fetches; any thread reads it
@@ -86,7 +93,11 @@ class Watchdog:
         self._note(now)
         times = BUSY_TIMES if now - self._full_at < COMES_S else 1
         stuck = {where for where, one in self._still.items() if is_stuck(one, now, times)}
-        due = {w for w, one in self._still.items() if now - one.asked_at >= ASK_S} - stuck
+        due = {
+            where
+            for where, one in self._still.items()
+            if now - one.asked_at >= (SILENT_ASK_S if where in self._unanswered else ASK_S)
+        } - stuck
         if stuck:
             for where in stuck:
                 self._still[where] = self._still[where]._replace(asked_at=now, ahead_since=None)
@@ -107,8 +118,10 @@ class Watchdog:
             was = before.get(where)
             moved = was is None or was.partition is not one or was.position != one.position
             if was is None or moved:
+                self._answer([where])
                 was = Still(one, one.position, now, now)
             self._still[where] = was
+        self._answer(where for where in list(self._unanswered) if where not in self._still)
         still_s = {where: one.since for where, one in self._still.items()}
         kept = {w: since for w, since in self.stuck.items() if still_s.get(w, now) <= since}
         if len(kept) != len(self.stuck):
@@ -120,11 +133,35 @@ class Watchdog:
         try:
             ends = self._membership.consumer.stable_ends(where, ANSWER_S)
         except KafkaUnavailable:
-            return  # repeated later
-        self._membership.on_poll_thread(partial(self._answered, ends))
+            ends = {}
+        self._membership.on_poll_thread(partial(self._answered, where, ends))
 
-    def _answered(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _answer(self, where: Iterable[TopicPartition]) -> None:
+        """The leaders of these partitions answer, or it no longer matters."""
+        for one in where:
+            self._unanswered.pop(one, None)
+        if not self.silent.keys() <= self._unanswered.keys():
+            self.silent = {w: at for w, at in self.silent.items() if w in self._unanswered}
+
+    def _no_answer(self, where: Collection[TopicPartition]) -> None:
         now = self._membership.now()
+        again = {w: self._unanswered[w] for w in where if w in self._unanswered}
+        self._unanswered = {**dict.fromkeys(where, now), **self._unanswered}
+        if fresh := sorted(again.keys() - self.silent.keys()):
+            self.silent = {**self.silent, **again}
+            event(
+                "warning",
+                "partitions are not read: their leaders do not answer",
+                partitions=names(fresh),
+                next="is the broker that leads them up?",
+            )
+
+    def _answered(
+        self, asked: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        now = self._membership.now()
+        self._answer(ends)
+        self._no_answer([one for one in asked if one in self._still and one not in ends])
         for where, end in ends.items():
             one = self._still.get(where)
             if one is not None and end > one.position and one.ahead_since is None:
@@ -180,6 +217,7 @@ def is_stuck(one: Still, now: float, times: int = 1) -> bool:
 def unread(
     waiting: Mapping[TopicPartition, Waiting],
     stuck: Mapping[TopicPartition, float],
+    silent: Mapping[TopicPartition, float],
     handler_of: Callable[[str], str],
 ) -> list[Unread]:
     """Every assigned partition that is not read, with its place."""
@@ -187,8 +225,10 @@ def unread(
         Unread(*where, handler_of(where[0]), "start_unknown", one.since, one.reason)
         for where, one in waiting.items()
     ] + [
-        Unread(*where, handler_of(where[0]), "not_fetched", since, "no record arrives")
-        for where, since in stuck.items()
+        Unread(*where, handler_of(where[0]), "not_fetched", since, reason)
+        for found, reason in ((stuck, GROWS), (silent, SILENT))
+        for where, since in found.items()
+        if found is stuck or where not in stuck
     ]
 
 
