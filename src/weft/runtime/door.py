@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from weft import guard
+from weft.account.account import Account, begin, copies, slices
 from weft.core.effects import Effect
 from weft.core.engine import Engine
 from weft.core.events import Ended
@@ -275,3 +276,19 @@ class Door:
         """Wake the polling thread in time for what became due by this event."""
         if self.engine.next_deadline() < self.wakes_at:
             self.on_earlier()
+
+
+def account_of(door: Door, *, records: bool = True) -> Account:
+    """The place of every record; no thread waits at the door for more than a slice of it.
+
+    Without `records` it only counts: for queries every second that must not touch each record.
+    """
+    account, partitions = door.call(begin)
+    for some in slices(partitions, records=records):
+        account.copies.extend(copied(door, some, records=records))
+    return account
+
+
+def copied(door: Door, some: list[Partition], *, records: bool) -> list[tuple[Any, ...]]:
+    """A slice of it."""
+    return door.call(lambda engine, _now: copies(engine, some, records=records))

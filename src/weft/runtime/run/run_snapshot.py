@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._version import __version__
-from weft.account.account import Account, begin, copies, slices
+from weft.account.account import begin
 from weft.account.blockers import record_row
 from weft.account.picture import NO_PICTURE, maps, picture
 from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
-from weft.core.partition import Partition
 from weft.core.states import InternalError
-from weft.runtime.door import Door
+from weft.runtime.door import account_of, copied
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import summed
 from weft.runtime.member.member import Member
@@ -207,17 +206,6 @@ def of_brokers(member: Member) -> list[dict[str, Any]]:
     return found
 
 
-def account_of(door: Door, *, records: bool = True) -> Account:
-    """The place of every record; no thread waits at the door for more than a slice of it.
-
-    Without `records` it only counts: for queries every second that must not touch each record.
-    """
-    account, partitions = door.call(begin)
-    for some in slices(partitions, records=records):
-        account.copies.extend(_copied(door, some, records=records))
-    return account
-
-
 def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any] | None:
     """One partition as `account/picture.py` draws it; None if this member does not own it."""
     if member is None:
@@ -225,7 +213,7 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     try:
         account, partitions = member.door.call(begin)
         some = [p for p in partitions if p.where == (topic, number)]
-        account.copies.extend(_copied(member.door, some, records=True))
+        account.copies.extend(copied(member.door, some, records=True))
     except InternalError:
         return None
     drawn = [picture(account, part, time.time() - member.now()) for part in account.parts()]
@@ -234,10 +222,6 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     shown = drawn or [NO_PICTURE]
     add_calls(member, shown[0]["records"])
     return {**shown[0], "partition": rows[0]} if rows else None
-
-
-def _copied(door: Door, some: list[Partition], *, records: bool) -> list[tuple[Any, ...]]:
-    return door.call(lambda engine, _now: copies(engine, some, records=records))
 
 
 def under_way(member: Member) -> int:

@@ -20,7 +20,7 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.loops import HandlerLoop
-from weft.runtime.run.run_snapshot import account_of
+from weft.runtime.door import account_of
 from weft.types import TopicPartition
 
 if TYPE_CHECKING:
