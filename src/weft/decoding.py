@@ -131,13 +131,9 @@ class Part(NamedTuple):
 
 def _part(name: str, kind: Any) -> Part | None:
     if _is_marked(kind):
-        return Part(name, kind, True, is_async(kind), _always)
+        return Part(name, kind, True, is_async(kind), lambda _: True)
     codec = _codec(kind)
     return None if codec is None else Part(name, codec, waits=getattr(codec, _WAITS, None))
-
-
-def _always(_held: Any) -> bool:
-    return True
 
 
 def _is_marked(kind: Any) -> bool:
