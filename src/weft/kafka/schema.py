@@ -82,14 +82,14 @@ class Schema:
                 "not in Confluent's wire format: magic byte 0 and a schema id must come first"
             )
         made = self._made
-        if made is None or made.pid != os.getpid():  # a client does not work after a fork
+        if made is None or not made.usable:
             made = self._made = _Reader(self._conf, self._message)
         return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
 
     def __weft_waits__(self, data: bytes) -> bool:
         """For weft.decoding: whether it may query the registry, which would block an event loop."""
         made = self._made
-        if made is None or made.pid != os.getpid():
+        if made is None or not made.usable:
             return True
         return int.from_bytes(data[1:HEADER_BYTES], "big") not in made.at_hand
 
@@ -109,7 +109,8 @@ class _Reader:
         from confluent_kafka.schema_registry.json_schema import JSONDeserializer
         from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 
-        self.pid = os.getpid()
+        self._pid = os.getpid()
+        self._spoilt = False
         self._url = conf["url"]
         self._client = SchemaRegistryClient(conf)
         weakref.finalize(self, self._client.close)
@@ -125,6 +126,11 @@ class _Reader:
         #: ids that were read once, with all references; JSON Schema may fetch some later
         self.at_hand: set[int] = set()
 
+    @property
+    def usable(self) -> bool:
+        """A client does not work after a fork, and keeps an answer without a schema."""
+        return self._pid == os.getpid() and not self._spoilt
+
     def read(self, schema_id: int, data: bytes) -> Any:
         """The value after the header."""
         deserialize = self._by_id.get(schema_id) or self._found(schema_id)
@@ -138,9 +144,14 @@ class _Reader:
 
     def _found(self, schema_id: int) -> Callable[[bytes], Any]:
         try:
-            kind = self._client.get_schema(schema_id).schema_type or "AVRO"
+            schema = self._client.get_schema(schema_id)
         except Exception as error:
             raise self._refusal(error, schema_id) from None
+        if not schema.schema_str:
+            self._spoilt = True
+            line = f"schema registry {self._url}: no schema in the response for schema {schema_id}"
+            raise ConnectionError(line)
+        kind = schema.schema_type or "AVRO"
         found = self._by_type.get(kind)
         if found is None:
             cure = "Weft reads AVRO, JSON and PROTOBUF"

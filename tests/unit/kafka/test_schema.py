@@ -254,6 +254,14 @@ def test_404_of_a_proxy_is_a_failed_attempt(registry):
     assert [one.value for one in seen] == [{"n": 7}]
 
 
+def test_a_response_without_a_schema_is_a_failed_attempt(registry):
+    """The JSON of a proxy, with status 200: it is not kept as the schema."""
+    registry.failing = [(200, b'{"status": "maintenance"}')]
+    results, seen = handled([(b"k", avro(7))], value=weft.Schema(registry.url))
+    assert [(one.outcome, one.attempts) for one in results] == [("done", 2)]
+    assert [one.value for one in seen] == [{"n": 7}]
+
+
 def test_a_registry_that_is_not_there_is_named(registry):
     """With its URL, and after all attempts: `on_exhausted` decides."""
     schema = weft.Schema("http://127.0.0.1:1")
