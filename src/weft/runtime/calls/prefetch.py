@@ -84,6 +84,8 @@ class Prefetcher(Executor):
         self._handing_on = threading.Lock()
         self._looking = threading.Lock()
         self._looked_at = 0.0
+        #: thread -> the coroutine or async generator that it waits for
+        self._awaited: dict[int | None, Any] = {}
         self._threads = [
             guard.thread(f"weft-prefetch-{plan.spec.name}-{number}", self._load, door.died)
             for number in range(LOADERS)
@@ -136,8 +138,13 @@ class Prefetcher(Executor):
     def stack(self, where: stacks.Where) -> list[str]:
         """Where its call is now, or the function that loads for it."""
         loads = Prefetcher._load_for.__code__
-        threads = [thread.ident for thread in self._threads]
-        return self.inner.stack(where) or stacks.of_call(threads, loads, where)
+        if lines := self.inner.stack(where):
+            return lines
+        for thread in self._threads:
+            if lines := stacks.of_call([thread.ident], loads, where):
+                # An async function runs on the loop: its thread only waits for that
+                return stacks.of_coroutine(self._awaited.get(thread.ident)) or lines
+        return []
 
     def blocking(self) -> Work | None:
         """The record whose call runs on the loop right now, if one does."""
@@ -217,15 +224,17 @@ class Prefetcher(Executor):
         function = self._function
         if inspect.isasyncgenfunction(function):
             waiting = function(records)
-            return self._on_loop(anext(waiting), context), waiting
+            return self._on_loop(anext(waiting), context, waiting), waiting
         if inspect.isgeneratorfunction(function):
             source = function(records)
             return context.run(next, source), source
         if is_async(function):
-            return self._on_loop(function(records), context), None
+            awaitable = function(records)
+            return self._on_loop(awaitable, context, awaitable), None
         return context.run(function, records), None
 
-    def _on_loop(self, awaitable: Any, context: Context) -> Any:
+    def _on_loop(self, awaitable: Any, context: Context, runs: Any = None) -> Any:
+        """The result; `runs` is what a query for the stack looks at meanwhile."""
         limit_s = self._plan.spec.timeout_s
 
         async def waited() -> Any:
@@ -242,7 +251,11 @@ class Prefetcher(Executor):
             return await self._loop.create_task(waited(), context=context)
 
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(within(), self._loop).result()
+        self._awaited[threading.get_ident()] = runs
+        try:
+            return asyncio.run_coroutine_threadsafe(within(), self._loop).result()
+        finally:
+            del self._awaited[threading.get_ident()]
 
     def _end(self, works: list[Work], ends: Sequence[Ended], *, whole: bool) -> None:
         """End these calls, which are not passed on."""

@@ -7,7 +7,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ Where = tuple[str, int, int]
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 _WEFT = str(Path(__file__).parents[2])
+_LEDGER = str(Path(__file__).parents[2] / "ledger")
 
 
 def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
@@ -81,11 +84,23 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
     return found[::-1]
 
 
+def _is_ledger(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_LEDGER)
+
+
+def _is_library(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return path == contextlib.__file__ or f"{os.sep}sqlalchemy{os.sep}" in path
+
+
 def lines_of(frames: Sequence[FrameType]) -> list[str]:
     """The frames as text, without those of Weft around the handler."""
     at = 0
     while at < len(frames) and frames[at].f_code.co_filename.startswith(_WEFT):
         at += 1
+    # The ledger waits for its database: that line, not the first one of contextlib or SQLAlchemy
+    if 0 < at < len(frames) and _is_library(frames[at]) and _is_ledger(frames[at - 1]):
+        at -= 1
     inner = max(at + 1, len(frames) - LINES_MAX + 1)
     lines = []
     for frame in [*frames[at : at + 1], *frames[inner:]]:
