@@ -42,7 +42,7 @@ def is_topic(name: str) -> bool:
 
 
 def is_c_text(text: str) -> bool:
-    """Whether librdkafka can take it; at other text its Python client aborts, or cuts it short."""
+    """Whether librdkafka and PostgreSQL take it: the Kafka client aborts, or cuts it short."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

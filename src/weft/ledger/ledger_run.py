@@ -24,6 +24,7 @@ from weft.errors import ConfigError
 from weft.ledger import table
 from weft.ledger.engines import guarded, make_async_engine, make_engine, pool_size
 from weft.ledger.policy import SqlLedger
+from weft.policies import is_c_text
 from weft.types import Committed, Record, Redone
 
 _log = logging.getLogger("weft")
@@ -271,13 +272,14 @@ def _no_outputs(returned: Any) -> None:
 
 
 def _text(one: Any) -> str:
-    """A user's id as text; long ones are hashed, types do not collide."""
+    """A user's id as text; hashed if no database takes it or it is long. Types do not collide."""
     if isinstance(one, bool) or not isinstance(one, str | int | bytes):
         raise TypeError(
             f"SqlLedger(id=...) returned {type(one).__name__}: return str, int or bytes"
         )
     kind = type(one).__name__[0]
     text = one.hex() if isinstance(one, bytes) else str(one)
-    if len(text) > table.ID_CHARS - 2:
-        text, kind = hashlib.sha256(text.encode()).hexdigest(), kind.upper()
+    if len(text) > table.ID_CHARS - 2 or not is_c_text(text):
+        hashed = hashlib.sha256(text.encode(errors="surrogatepass"))
+        text, kind = hashed.hexdigest(), kind.upper()
     return f"{kind}:{text}"

@@ -87,6 +87,17 @@ def test_an_id_of_ones_own_recognises_a_producers_duplicate(url: str, writes: Wr
     assert len(results) == 3
 
 
+@pytest.mark.parametrize("one", ["a\0b", "a\udcff"], ids=["NUL", "surrogate"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["def", "async"])
+def test_an_id_of_any_text_is_kept(url: str, writes: Writes, one: str, use_async: bool) -> None:
+    """JSON can hold both; PostgreSQL takes neither, so every such record failed."""
+    ledger = weft.SqlLedger(url, id=lambda _: one)
+    app = booking(url, ledger=ledger, use_async=use_async, retry=weft.Retry(attempts=1))
+    results = run(app, [("k", "x"), ("k", "y")])
+    assert [result.outcome for result in results] == ["done", "done"]
+    assert writes() == ["x"]
+
+
 @pytest.mark.parametrize("bad", [None, 1.5, True])
 def test_an_id_that_is_no_id_fails_the_record(url: str, writes: Writes, bad: object) -> None:
     """Only str, int and bytes are ids; anything else is a failure that says so."""
