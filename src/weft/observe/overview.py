@@ -214,7 +214,7 @@ def severity(row: Row) -> int:
         row["parked"],
         row["retrying"],
         waits and row["committed"] in (-1, row["frontier"]),
-        "user" in row.get("paused_by", ()),
+        not {"user", "command"}.isdisjoint(row.get("paused_by", ())),
     )
     return next((2 + at for at, sign in enumerate(signs) if sign), NOT_BAD)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.observe.test_sentences import BY, record, shot
 
+from weft.observe.overview import NOT_BAD, severity
 from weft.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
 from weft.observe.why import why
 from weft.types import TOPIC_GONE
@@ -170,3 +171,13 @@ def test_a_topic_of_a_member_without_partitions_is_answered_with_the_cause(cause
     halt = {"cause": cause, "for_s": 46.0, "why": "group", "reason": "the group waits"}
     told = why(shot(halts=[halt], partitions=[]), "orders")
     assert [one.about for one in told] == [cause, "elsewhere"]
+
+
+@pytest.mark.parametrize(("by", "well"), [("user", False), ("command", False), ("buffers", True)])
+def test_a_partition_that_is_paused_by_someone_is_not_among_the_healthy_ones(by, well):
+    """`weft status` added its records to those of the line "well"."""
+    row = {
+        "past_map": 0, "in_flight": 0, "places": {}, "committed_for_s": 1.0, "parked": 0,
+        "retrying": 0, "committed": 3, "frontier": 3, "paused_by": [by],
+    }  # fmt: skip
+    assert (severity(row) >= NOT_BAD) == well

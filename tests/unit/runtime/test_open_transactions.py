@@ -25,10 +25,15 @@ class Member:
             position=position,
         )
         self.partitions = {WHERE: self.partition}
-        self.run_log = SimpleNamespace(stable_ends={})
+        self.lines: list[dict[str, Any]] = []
+        self.run_log = SimpleNamespace(stable_ends={}, line=self.line)
         self.membership = SimpleNamespace(consumer=self)
         self.asked: list[Any] = []
         self.away = False
+
+    def line(self, level: str, what: str, **fields: Any) -> None:
+        """As the run log's."""
+        self.lines.append({"level": level, "what": what, **fields})
 
     def stable_ends(self, partitions: list[Any], timeout_s: float) -> dict[Any, int]:
         """As the port's."""
@@ -69,6 +74,22 @@ def test_what_is_read_to_its_end_or_not_fetched_is_not_asked_for():
     gone.partition.state = states.REVOKING
     ending.ending = True
     assert [one.watched(*times).asked for one in (full, gone, ending)] == [[], [], []]
+
+
+def test_it_is_logged_once():
+    """After a while: a default run would end its day without a word of it."""
+    member = Member(12, 40)
+    looking = OpenTransactions(member)
+    for now in range(100, 130):
+        looking.look(float(now))
+    assert member.lines == []
+    for now in range(130, 300):
+        looking.look(float(now))
+    (line,) = member.lines
+    assert (line["level"], line["topic"], line["partition"]) == ("warning", "orders", 3)
+    assert (line["stable_end"], line["next"]) == (12, "weft why orders:3")
+    elsewhere = Member(13, 40)  # it is behind something else
+    assert elsewhere.watched(*range(100, 300)).lines == []
 
 
 def test_what_moves_is_not_asked_for():

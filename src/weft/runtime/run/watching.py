@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weft.account.account import Part
@@ -52,6 +53,7 @@ STILL_JOINING = (
 )
 #: a partition before the end of its log: checked so often, queried after so long and again after
 UNMOVED_CHECK_S, UNMOVED_S, STABLE_QUERY_EVERY_S, STABLE_ANSWER_S = 1.0, 5.0, 10.0, 1.0
+STABLE_LOGGED_S = 30.0
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
     'a handler blocks it: write it as a plain def, or set executor="threads" or "processes"'
@@ -137,6 +139,8 @@ class OpenTransactions:
         self._look_at = self._ask_at = 0.0
         #: partitions before the end of their log -> their position, and since when
         self._unmoved: dict[TopicPartition, tuple[int, float]] = {}
+        #: those that were logged, with their position
+        self._logged: dict[TopicPartition, int] = {}
 
     def look(self, now: float) -> None:
         """One check; called ten times per second."""
@@ -166,6 +170,24 @@ class OpenTransactions:
                 )
             except KafkaUnavailable:
                 run_log.stable_ends = {}
+            self._log(now, run_log.stable_ends)
+
+    def _log(self, now: float, stable_ends: Mapping[TopicPartition, int]) -> None:
+        """One line for each partition that has waited for long."""
+        for where, (position, since) in self._unmoved.items():
+            if now - since < STABLE_LOGGED_S or self._logged.get(where) == position:
+                continue
+            if stable_ends.get(where) == position:
+                self._logged[where] = position
+                self._member.run_log.line(
+                    "warning",
+                    "records wait behind an open transaction of another producer",
+                    topic=where[0],
+                    partition=where[1],
+                    stable_end=position,
+                    seconds=round(now - since),
+                    next=f"weft why {where[0]}:{where[1]}",
+                )
 
 
 class Watching:
