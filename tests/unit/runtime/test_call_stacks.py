@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +72,20 @@ def test_a_call_that_waits_for_the_ledgers_database_is_named_so() -> None:
     lines = [line for line in waits if "test_call_stacks" not in line or "_transaction" in line]
     assert lines[0].startswith("ledger/some.py:2 run")
     assert not in_the_ledger(Handled)[0].startswith("ledger/some.py")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
+def test_a_suspended_worker_process_is_named_so() -> None:
+    """It does not run outside Python: it does not run, and one command changes that."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            said = f"worker process {child.pid} does not answer: its call runs outside Python"
+            assert stacks.of_silent_process(child.pid) == said
+            child.send_signal(signal.SIGSTOP)
+            wait_for(lambda: "suspended" in stacks.of_silent_process(child.pid))
+            assert stacks.of_silent_process(child.pid).endswith(f"kill -CONT {child.pid}")
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize("generator", [False, True])

@@ -37,6 +37,17 @@ def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
     return any(work.record[:3] == where for work in several)
 
 
+def of_silent_process(pid: int | None) -> str:
+    """Why a worker process does not answer, as far as the system knows."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # another system, or it has just ended
+        state = ""
+    if state == "T":
+        return f"worker process {pid} is suspended: resume it with kill -CONT {pid}"
+    return f"worker process {pid} does not answer: its call runs outside Python"
+
+
 def of_coroutine(call: Any) -> list[str]:
     """The stack of a waiting coroutine, outermost line first."""
     frames = []

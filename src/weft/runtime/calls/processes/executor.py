@@ -197,7 +197,7 @@ class ProcessExecutor(Executor):
                 link.send(AskStack())
         if link.stack_received.wait(STACK_S):
             return link.stack
-        return [f"worker process {link.process.pid} does not answer: its call runs outside Python"]
+        return [stacks.of_silent_process(link.process.pid)]
 
     # -- distributing ------------------------------------------------------------------------------
 
