@@ -66,8 +66,12 @@ def replay(
         ),
     ] = False,
     outcome_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For --stop-key-on-refail: limit per outcome.")
-    ] = OUTCOME_S,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help=f"For --stop-key-on-refail: limit per outcome ({OUTCOME_S:g} by default).",
+        ),
+    ] = None,
     other_groups: Annotated[
         bool, typer.Option("--other-groups", help="Send even if other groups also read the topic.")
     ] = False,
@@ -93,8 +97,11 @@ def replay(
         )
     if rate is not None and not is_positive(rate):
         raise ConfigError(f"--rate {rate}: give letters per second, above 0")
-    if not is_positive(outcome_timeout):
-        raise ConfigError(f"--outcome-timeout {outcome_timeout}: give seconds, above 0")
+    if outcome_timeout is not None:
+        if not stop_key_on_refail:
+            raise ConfigError("--outcome-timeout needs --stop-key-on-refail: no outcome is awaited")
+        if not is_positive(outcome_timeout):
+            raise ConfigError(f"--outcome-timeout {outcome_timeout}: give seconds, above 0")
     wanted = Wanted(
         topic,
         to,
@@ -103,9 +110,8 @@ def replay(
         rate,
         None if map_ is None else repair_of(map_),
     )
-    call = _Call(
-        wanted, yes, as_json, other_groups, outcome_timeout if stop_key_on_refail else None
-    )
+    outcome_s = (outcome_timeout or OUTCOME_S) if stop_key_on_refail else None
+    call = _Call(wanted, yes, as_json, other_groups, outcome_s)
     name = group or group_of(topic, to)
     with ExitStack() as stack:
         stack.enter_context(cluster.answering())

@@ -49,6 +49,8 @@ def lag(
 
     Example: weft lag --group geofence --bootstrap-servers localhost:9092 --json
     """
+    if listen is not None and (watch or as_json):
+        raise ConfigError("--listen serves metrics: omit --watch and --json, which print the lag")
     with GroupLag(bootstrap_servers, group, cluster.properties_of(x, config)) as measured:
         if listen is not None:
             from weft.observe.lag_server import MEASURED_EVERY_S, LagBoard, serve

@@ -1,4 +1,4 @@
-"""A blank --group, such as of an unset variable of a script, is refused in one line.
+"""Options that cannot be obeyed are refused in one line, such as a blank --group of a script.
 
 The Kafka client aborts the process for such a group: a core dump instead of an exit code.
 """
@@ -64,3 +64,19 @@ def test_a_control_topic_that_cannot_be_one_is_refused(capsys, command):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "'' cannot be a topic" in said or "--control" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["lag", "--watch", "--listen", "localhost:0", *SERVERS], "omit --watch and --json"),
+        (["lag", "--json", "--listen", "localhost:0", *SERVERS], "omit --watch and --json"),
+        (["dlq", "replay", "t", "--outcome-timeout", "5", *SERVERS], "needs --stop-key-on-refail"),
+    ],
+)
+def test_an_option_that_another_one_makes_useless_is_refused(capsys, command, said):
+    """It was accepted and ignored."""
+    assert run([*command, "--group", "g"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
