@@ -21,7 +21,7 @@ from weft.core.budgets import SharedBudget
 from weft.core.engine import Engine
 from weft.core.events import AT_MOST_ONCE, Pause
 from weft.core.partition import Partition
-from weft.core.retries import BRAKE, WHOLE, Outage
+from weft.core.retries import BRAKE, WHOLE
 from weft.core.scheduling import Handler
 from weft.core.work import LaneKey, Work
 from weft.types import ErrorInfo
@@ -263,7 +263,18 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         dict(state.counts),
         gathering(engine),
         [
-            _away(handler, one)
+            Away(
+                handler.name,
+                "brake" if one.value is BRAKE else "outage",
+                one.value in (WHOLE, BRAKE),
+                one.value,
+                one.since,
+                one.error,
+                len(one.waiting),
+                one.failed,
+                one.probe_s,
+                one.counts,
+            )
             for handler in state.handlers
             for one in list(
                 islice((one for one in handler.outages.values() if not one.over), AWAY_MAX)
@@ -272,13 +283,6 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         [_spent(one, now) for one in state.budgets if one.why],
     )
     return account, list(state.partitions.values())
-
-
-def _away(handler: Handler, one: Outage) -> Away:
-    return Away(
-        handler.name, "brake" if one.value is BRAKE else "outage", one.value in (WHOLE, BRAKE),
-        one.value, one.since, one.error, len(one.waiting), one.failed, one.probe_s, one.counts,
-    )  # fmt: skip
 
 
 def _spent(one: SharedBudget, now: float) -> Spent:
@@ -344,17 +348,18 @@ def copies(
                 )
                 if p.lanes.occupied
                 else 0,
-                _exported(p) if p.exports else None,
+                (
+                    len(p.exports),
+                    sum(len(one.left) for one in p.exports.values()),
+                    *next((one.topic, one.why) for one in p.exports.values()),
+                )
+                if p.exports
+                else None,
             ),
         )
         for p in partitions
         if p.state != states.CLOSED
     ]
-
-
-def _exported(partition: Partition) -> tuple[int, int, str, str]:
-    exports = list(partition.exports.values())
-    return len(exports), sum(len(one.left) for one in exports), exports[0].topic, exports[0].why
 
 
 def gathering(engine: Engine) -> set[Work]:

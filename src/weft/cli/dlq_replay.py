@@ -97,11 +97,6 @@ def replay(
         )
     if rate is not None and not is_positive(rate):
         raise ConfigError(f"--rate {rate}: give letters per second, above 0")
-    if outcome_timeout is not None:
-        if not stop_key_on_refail:
-            raise ConfigError("--outcome-timeout needs --stop-key-on-refail: no outcome is awaited")
-        if not is_positive(outcome_timeout):
-            raise ConfigError(f"--outcome-timeout {outcome_timeout}: give seconds, above 0")
     wanted = Wanted(
         topic,
         to,
@@ -110,7 +105,7 @@ def replay(
         rate,
         None if map_ is None else repair_of(map_),
     )
-    outcome_s = (outcome_timeout or OUTCOME_S) if stop_key_on_refail else None
+    outcome_s = _limit_of_outcomes(outcome_timeout, waits=stop_key_on_refail)
     call = _Call(wanted, yes, as_json, other_groups, outcome_s)
     name = group or group_of(topic, to)
     with ExitStack() as stack:
@@ -119,6 +114,16 @@ def replay(
         made = Replay(connected(kafka, name), wanted, name, on_progress)
         run = stack.enter_context(closing(made))
         call.go(run, on_progress, lambda one: connected(kafka, one))
+
+
+def _limit_of_outcomes(given: float | None, *, waits: bool) -> float | None:
+    if given is None:
+        return OUTCOME_S if waits else None
+    if not waits:
+        raise ConfigError("--outcome-timeout needs --stop-key-on-refail: no outcome is awaited")
+    if not is_positive(given):
+        raise ConfigError(f"--outcome-timeout {given}: give seconds, above 0")
+    return given
 
 
 @dataclass(frozen=True, slots=True)

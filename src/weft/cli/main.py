@@ -59,23 +59,20 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        context = getattr(error, "ctx", None)
+        context: Any = getattr(error, "ctx", None)
         command = context.command_path if context else "weft"
         message = usage().replace(": Value error, ", ": ")  # Typer's prefix
         if message.startswith("No such command"):
-            message = f"{message.partition('.')[0]}: {_commands_like(error)}"
+            names = context.command.list_commands(context)
+            like = did_you_mean(
+                message.split("'")[1], names, f"choose one of {', '.join(names)}", alike=0.75
+            )
+            message = f"{message.partition('.')[0]}: {like}"
         if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
             sys.stderr.write(f"{message}\n")
             return EXIT_BAD_INPUT
         return _fail(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
     return result if isinstance(result, int) else 0
-
-
-def _commands_like(error: Any) -> str:
-    """The command that was meant, or all of them."""
-    names = error.ctx.command.list_commands(error.ctx)
-    all_of_them = f"choose one of {', '.join(names)}"
-    return did_you_mean(error.message.split("'")[1], names, all_of_them, alike=0.75)
 
 
 def _fail(message: str, code: int) -> int:

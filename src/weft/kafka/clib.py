@@ -141,12 +141,8 @@ def _loaded() -> Any:
     return loaded if same else None
 
 
-@cache
-def _libc_malloc() -> Any:
-    """The C library's malloc: librdkafka frees metadata with the matching free."""
-    malloc = ctypes.CDLL(None).malloc
-    malloc.restype, malloc.argtypes = c_void_p, (c_size_t,)
-    return malloc
+#: the C library's: librdkafka frees metadata with the matching free
+_malloc = declared(ctypes.CDLL(None), {"malloc": (c_void_p, (c_size_t,))}).malloc
 
 
 def version() -> str:
@@ -224,7 +220,7 @@ def _add(partitions: Any, offset: ToCommit) -> None:
         return
     # The NUL behind is not counted in the size: the broker must not see it, but paths
     # back through confluent-kafka's Python objects read on to the first NUL.
-    memory = _libc_malloc()(len(data) + 1)
+    memory = _malloc(len(data) + 1)
     if memory is None:
         raise MemoryError(f"no {len(data) + 1} bytes for commit metadata")
     ctypes.memmove(memory, data + b"\x00", len(data) + 1)

@@ -144,12 +144,6 @@ def _behind(row: Row, member: str) -> tuple[str, str]:
 FIX = "fix the error; raise weft.Reject in the handler to give up immediately"
 
 
-def _failed_before(row: Row) -> str:
-    """The error of the attempt before, while the next one runs."""
-    count = row["attempts"]
-    return f"; it failed {times(count)}{error_text(row)}" if count else ""
-
-
 def _retrying(row: Row, member: str) -> tuple[str, str]:
     due = row.get("due_in_s")
     text = f"failed {times(row['attempts'])}{error_text(row)}; "
@@ -231,7 +225,8 @@ SILENT_NEXT = (
 #: place -> the state of a record there, and what to do about it
 RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "running": lambda row, member: (
-        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}{_failed_before(row)}",
+        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}"
+        + (f"; it failed {times(row['attempts'])}{error_text(row)}" if row["attempts"] else ""),
         ends_by(row) or (FIX if row["attempts"] else ""),
     ),
     "not_begun": _not_begun,

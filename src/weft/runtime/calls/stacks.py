@@ -95,23 +95,14 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
     return found[::-1]
 
 
-def _is_ledger(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_LEDGER)
-
-
-def _is_library(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    return path == contextlib.__file__ or f"{os.sep}sqlalchemy{os.sep}" in path
-
-
 def lines_of(frames: Sequence[FrameType]) -> list[str]:
     """The frames as text, without those of Weft around the handler."""
-    at = 0
-    while at < len(frames) and frames[at].f_code.co_filename.startswith(_WEFT):
+    at, paths = 0, [frame.f_code.co_filename for frame in frames]
+    while at < len(paths) and paths[at].startswith(_WEFT):
         at += 1
-    # The ledger waits for its database: that line, not the first one of contextlib or SQLAlchemy
-    if 0 < at < len(frames) and _is_library(frames[at]) and _is_ledger(frames[at - 1]):
-        at -= 1
+    if 0 < at < len(paths) and paths[at - 1].startswith(_LEDGER):
+        # It waits for its database: that line, not the first one of contextlib or SQLAlchemy
+        at -= paths[at] == contextlib.__file__ or f"{os.sep}sqlalchemy{os.sep}" in paths[at]
     inner = max(at + 1, len(frames) - LINES_MAX + 1)
     lines = []
     for frame in [*frames[at : at + 1], *frames[inner:]]:

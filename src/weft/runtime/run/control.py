@@ -226,7 +226,12 @@ class Control:
             words = [f"{order.action} {what(order)}", settings, here]
             return self._would(order, handler, ": ".join(filter(None, words)), until)
         # A pause or a setting; it replaces an earlier one of the same.
-        alike = [one for one in self._force if _same(one.order, order)]
+        alike = [
+            one
+            for one, its in ((one, one.order) for one in self._force)
+            if (its.action, its.topic, its.handler) == (order.action, order.topic, order.handler)
+            and its.settings.keys() == order.settings.keys()
+        ]
         if len(self._force) >= IN_FORCE_MAX and not alike:
             raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
         self._force = [one for one in self._force if one not in alike]
@@ -340,12 +345,6 @@ def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
         return declared, f"has a ledger with connections for {declared} calls until a restart"
     limit = CONCURRENCY_MAX if plan.kind == "async" else THREADS_MAX
     return limit, f"runs at most {limit:,} calls ({plan.kind})"
-
-
-def _same(one: Order, other: Order) -> bool:
-    """The later one replaces the earlier one."""
-    mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
-    return mine == its
 
 
 assert set(SETTINGS) == set(Tuning._fields)  # every setting exists in the core

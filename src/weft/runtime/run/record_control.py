@@ -315,16 +315,13 @@ def summary(
     elif order.dry_run:
         outcome = "would"
     words = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    named = "; ".join(
-        f"{_place(one)} {one['outcome']}: {one['detail']}" for one in here[:NAMED_MAX]
-    )
+    named = []
+    for one in here[:NAMED_MAX]:
+        offset = "" if one["offset"] in (None, -1) else f":{one['offset']}"
+        place = f"{one['topic']}:{one['partition']}{offset}"
+        named.append(f"{place} {one['outcome']}: {one['detail']}")
     more = f"; and {len(here) - NAMED_MAX:,} more" if len(here) > NAMED_MAX else ""
     verb = f"{order.action}: " if order.dry_run else ""
     end = f"; {count}" if count else ""
-    detail = f"{verb}{words}: {named}{more}{end}"
+    detail = f"{verb}{words}: {'; '.join(named)}{more}{end}"
     return Answer(member, outcome, detail, until, list(rows[:RECORDS_MAX]))
-
-
-def _place(row: Row) -> str:
-    offset = "" if row["offset"] in (None, -1) else f":{row['offset']}"
-    return f"{row['topic']}:{row['partition']}{offset}"

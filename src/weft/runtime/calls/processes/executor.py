@@ -187,8 +187,11 @@ class ProcessExecutor(Executor):
     def stack(self, where: stacks.Where) -> list[str]:
         """Where the call of this record is now; queries its worker."""
         with self._lock:
-            link = next((one for one in self._links if _is_at(one, where)), None)
-            if link is None:
+            for link in self._links:
+                item = link.given.get(link.at_hand)
+                if item is not None and stacks.is_of(item.works, where):
+                    break
+            else:
                 opening = [one for one in self._links if not one.opened]
                 return [f"worker process {one.process.pid}, which opens" for one in opening[:1]]
             if not link.asked:  # a worker that holds its interpreter must not get its pipe filled
@@ -202,7 +205,7 @@ class ProcessExecutor(Executor):
     # -- distributing ------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """On a separate thread: a pipe may be full, and the door may not wait for it."""
+        """On a separate thread: the door waits for no pickling."""
         while not self._closed:
             with self._lock:
                 look_in_s = self._look_in_s()
@@ -482,9 +485,3 @@ class ProcessExecutor(Executor):
                 f"handler {self._plan.spec.name}: no worker process can be started: {error}: "
                 "raise the limit of processes, or lower concurrency="
             )
-
-
-def _is_at(link: Link, where: stacks.Where) -> bool:
-    """Whether the worker runs the call of this record."""
-    item = link.given.get(link.at_hand)
-    return item is not None and stacks.is_of(item.works, where)

@@ -41,15 +41,8 @@ SLOW_S = 5 * WINDOW_S
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
 
-SHORT_MAX = (
-    0x7FFFFFFF  # bytes of a message whose length multiprocessing's connections write in four
-)
-
-
-def _header(size: int) -> bytes:
-    """What multiprocessing's connections expect in front of a message."""
-    return struct.pack("!i", size) if size <= SHORT_MAX else struct.pack("!iQ", -1, size)
-
+#: bytes of a message whose length multiprocessing's connections write in four
+SHORT_MAX = 0x7FFFFFFF
 
 #: children that end with this process whatever happens to its runs: they ignore SIGTERM, with which
 #: multiprocessing would end them
@@ -181,18 +174,20 @@ class Link:
         Raises pickle's exceptions for a record whose value cannot be sent.
         """
         data = pickle.dumps(message, protocol=5)
-        rest = memoryview(_header(len(data)) + data)
+        # What multiprocessing's connections expect in front of a message.
+        size, sent = len(data), 0
+        header = struct.pack("!i", size) if size <= SHORT_MAX else struct.pack("!iQ", -1, size)
         with self._sending:
             if not self._rests:
                 try:
-                    rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
+                    sent = self._socket.sendmsg((header, data), (), socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass
                 except OSError:
                     return
-            if rest:
+            if sent < len(header) + size:
                 self._rests += 1
-                self._rest.put(rest)
+                self._rest.put(memoryview(header + data)[sent:])
 
     @property
     def slow(self) -> bool:
