@@ -175,19 +175,20 @@ class Link:
         """
         data = pickle.dumps(message, protocol=5)
         # What multiprocessing's connections expect in front of a message.
-        size, sent = len(data), 0
+        size = len(data)
         header = struct.pack("!i", size) if size <= SHORT_MAX else struct.pack("!iQ", -1, size)
+        rest = memoryview(header + data)
         with self._sending:
             if not self._rests:
                 try:
-                    sent = self._socket.sendmsg((header, data), (), socket.MSG_DONTWAIT)
+                    rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
                 except BlockingIOError:
                     pass
                 except OSError:
                     return
-            if sent < len(header) + size:
+            if rest:
                 self._rests += 1
-                self._rest.put(memoryview(header + data)[sent:])
+                self._rest.put(rest)
 
     @property
     def slow(self) -> bool:
