@@ -234,7 +234,7 @@ def make_plan(
                 plan.left_out["twice in the topic"] += 1
                 plan.twins[one.source] = [*plan.twins.get(one.source, []), twin]
             candidates[one.source] = one
-    going = _in_turn(candidates)
+    going = _in_turn(candidates.values())
     stale = {str(one.at) for one in going if guard.is_stale(one)}
     plan.eligible, plan.stale = len(going), len(stale)
     if rules.stale == "only-if-newest":
@@ -253,16 +253,23 @@ def make_plan(
     return plan
 
 
-def _in_turn(letters: Mapping[tuple[str, int, int], Letter]) -> list[Letter]:
+def _in_turn(letters: Iterable[Letter]) -> list[Letter]:
     """Each partition in its order, interleaved."""
     places: Counter[TopicPartition] = Counter()
     ranked = []
-    for source, one in sorted(letters.items(), key=lambda it: (*it[0][:2], it[1].position, it[0])):
-        where = source[:2]
+    for one in sorted(letters, key=_turn):
+        assert one.source is not None
+        where = one.source[:2]
         ranked.append((places[where], where, one))
         places[where] += 1
     ranked.sort(key=lambda row: row[:2])
     return [one for _, _, one in ranked]
+
+
+def _turn(one: Letter) -> tuple[str, int, int, int]:
+    source = one.source
+    assert source is not None
+    return source.topic, source.partition, one.position, source.offset
 
 
 def _lane(one: Letter) -> tuple[object, ...]:
