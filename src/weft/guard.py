@@ -1,4 +1,4 @@
-"""Guards: threads that report uncaught exceptions to the run, and files of this user only.
+"""Guards: threads that report uncaught exceptions, files of this user only, states of processes.
 
 Python only prints a thread's exception. A run would otherwise wait forever for its work.
 """
@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 #: called with the thread's name and its uncaught exception, on that thread
@@ -85,3 +86,11 @@ def complaint(found: os.stat_result, others: int = OTHERS_WRITE) -> str | None:
         done = "written" if found.st_mode & OTHERS_WRITE else "read"
         return f"can be {done} by others"
     return None
+
+
+def state_of(entry: Path) -> str:
+    """One letter of proc(5) for /proc/PID or a thread of it: T is stopped, Z has ended.
+
+    Raises OSError where there is none.
+    """
+    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

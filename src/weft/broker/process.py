@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft import guard
 from weft.broker.jars import ensure_jars
 from weft.broker.java import Java
 from weft.errors import WeftError
@@ -122,7 +123,9 @@ def _arguments(pid: int) -> list[str]:
         try:
             # Empty while a program replaces itself, as Java's launcher does at its start; and of a
             # process that has ended and is not reaped yet.
-            wait_until(lambda: bool(entry.read_bytes()) or _state(entry.parent) in "ZX", _EXEC_S)
+            wait_until(
+                lambda: bool(entry.read_bytes()) or guard.state_of(entry.parent) in "ZX", _EXEC_S
+            )
             return entry.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return []
@@ -132,11 +135,6 @@ def _arguments(pid: int) -> list[str]:
     # `ps` joins with spaces: the properties path is the last argument, and may have spaces.
     head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
     return [head, path] if found else []
-
-
-def _state(entry: Path) -> str:
-    """One letter of proc(5): R runs, S sleeps, T is stopped, Z has ended."""
-    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -152,7 +150,9 @@ def send_signal(pid: int, number: int) -> None:
 
 def _suspended(pid: int) -> bool:
     try:
-        return {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} <= set("TZX")
+        return {guard.state_of(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} <= set(
+            "TZX"
+        )
     except FileNotFoundError:  # a thread has just ended; or all have
         return not Path(f"/proc/{pid}").exists()
 

@@ -189,13 +189,13 @@ def gone() -> list[tuple[str, float]]:
 def _silent_because(pid: str) -> str:
     """Why the process of a run does not answer, as far as the system knows."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        state = guard.state_of(Path(f"/proc/{pid}"))
         uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return ""
     if uid != os.getuid() or pid == "1":
         return ""  # the number of an ended process, in use by another one
-    if status.rpartition(")")[2].split()[0] == "T":
+    if state == "T":
         return f": its process is suspended; resume it with kill -CONT {pid}"
     return (
         ": its process runs, but its Python code does not: C code of a handler may hold the "

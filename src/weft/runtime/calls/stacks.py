@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from weft import guard
 from weft.account.shown import shown_text
 from weft.core.work import Work
 
@@ -40,7 +41,7 @@ def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
 def of_silent_process(pid: int | None) -> str:
     """Why a worker process does not answer, as far as the system knows."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = guard.state_of(Path(f"/proc/{pid}"))
     except (OSError, IndexError):  # another system, or it has just ended
         state = ""
     if state == "T":

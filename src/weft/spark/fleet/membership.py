@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft import guard
+
 if TYPE_CHECKING:
     from weft.spark.table.line import TablePlan
 
@@ -105,7 +107,7 @@ def has_ended(pid: int) -> bool:
     except PermissionError:  # another user's process exists, too
         return False
     try:  # a zombie that its parent has not waited for counts as ended
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return guard.state_of(Path(f"/proc/{pid}")) == "Z"
     except (OSError, IndexError):
         return False
 
