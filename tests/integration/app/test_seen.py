@@ -163,16 +163,18 @@ def test_probes_metrics_and_snapshot_over_http(kafka):
     """Not ready before the first assignment and while it stops; alive all the time."""
     source, app = kafka.topic(), kafka.app(http="127.0.0.1:0")
     kafka.fill(source, [b"x"] * 10)
-    gate = threading.Event()
+    gate, begun = threading.Event(), []
 
     @app.consume(source)
     def handler(record):
+        begun.append(record)
         gate.wait(100)
 
     run = kafka.start(app)
     port = run._outside._http.port
     assert get(port, "/livez")[0] == 200
     wait_for(lambda: get(port, "/readyz") == (200, "ok\n"))
+    wait_for(lambda: len(begun) == 10)  # a stop withdraws calls that are only granted
     wait_for(lambda: app.snapshot()["partitions"][0]["in_flight"] == 10)
     text = get(port, "/metrics")[1]
     group = app.options.group

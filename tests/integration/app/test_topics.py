@@ -160,15 +160,16 @@ def test_a_deleted_topic_does_not_hold_up_the_others(kafka, options):
     """Its commits are refused for ever, and with them those of the partitions beside it."""
     gone, other, group = kafka.topic(), kafka.topic(), kafka.name("g")
     kafka.fill(gone, [{"value": b"", "key": b"%d" % n} for n in range(50)])
-    app, gate = kafka.app(group=group), threading.Event()
+    app, begun, gate = kafka.app(group=group), threading.Event(), threading.Event()
 
     @app.consume([gone, other], concurrency=5, **options)
     def handler(record):
         if record.topic == gone:
+            begun.set()
             gate.wait(100)
 
     run = kafka.start(app)
-    wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"])
+    wait_for(begun.is_set)
     kafka.delete(gone)
     gate.set()
     kafka.fill(other, [{"value": b"", "key": b"%d" % n} for n in range(50)])
