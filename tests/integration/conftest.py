@@ -5,7 +5,6 @@ One may be killed, one can refuse logins and rights, one is a cluster of three.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import pytest
 from tests.support.rights import RIGHTS
 
 from weft.broker import LocalBroker, cluster
+from weft.broker.state import free_ports
 from weft.broker.topics import wait_for_groups
 
 #: groups notice a dead member soon; each has its own session, see Chaos
@@ -43,9 +43,7 @@ def mortal_broker() -> Iterator[LocalBroker]:
 @pytest.fixture(scope="session")
 def rights_broker() -> Iterator[Guarded]:
     """One node with rights and, at its second address, logins."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     plain = cluster.server_properties
 
     def with_login(*arguments: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import urllib.request
 
 import psutil
 import pytest
 from tests.integration.spark.fleet_kit import START_S, kill, running
 from tests.support.waiting import wait_for
+
+from weft.broker.state import free_ports
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(480)]
 
@@ -60,9 +61,7 @@ def two_members(address):
 
 def free_address():
     """A port of this machine that nobody has."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 @pytest.fixture

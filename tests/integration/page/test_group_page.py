@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,8 @@ import urllib.request
 import pytest
 from tests.support.command import weft as cli
 from tests.support.waiting import wait_for
+
+from weft.broker.state import free_ports
 
 #: the same with shorter waits: reports each half second, silent after three
 MEMBER = """
@@ -53,9 +54,7 @@ def member(kafka, tmp_path):
 
 def free_address():
     """A port of this machine that nobody has."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def snapshot(address):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 from tests.support.waiting import wait_for
 
 import weft
+from weft.broker.state import free_ports
 from weft.observe.feed import Feed, view_of
 
 EVIL_KEY = "<script>document.title='owned'</script>"
@@ -128,15 +128,19 @@ def test_everything_is_in_line(browser, page, trouble):
         assert browser.run(lengthen + ASKEW) == [f"cut: {too_long}"]
 
 
+def cells(browser):
+    """The squares of a partition, a letter each: what is done meanwhile changes them."""
+    return browser.run(
+        "return [...document.querySelectorAll('.cells i')].map(e => e.className.slice(2)).join('')"
+    )
+
+
 def test_a_partition_with_its_holes(browser, page, trouble):
     """The record at the frontier is named, and each hole stands in the picture."""
     one, topic = trouble
     browser.open(f"{page(one.app)}/#/partition/{topic}/0")
     browser.sees("blocks it", "cust-17", "done beyond")
-    cells = browser.run(
-        "return [...document.querySelectorAll('.cells i')].map(e => e.className.slice(2)).join('')"
-    )
-    assert cells == "rddqqq" + "d" * 300
+    wait_for(lambda: cells(browser) == "rddqqq" + "d" * 300, what=lambda: cells(browser))
     assert browser.run("return document.querySelector('.cells i').title") == "17: running"
     assert "1 running, 302 done, 3 waits" in browser.run(
         "return document.querySelector('.cells').ariaLabel"
@@ -144,12 +148,7 @@ def test_a_partition_with_its_holes(browser, page, trouble):
     browser.shoot("partition")
     browser.open(f"{browser.driver.current_url.replace('/0', '/1')}")
     browser.sees("blocks it", "later")
-    assert (
-        browser.run(
-            "return [...document.querySelectorAll('.cells i')].slice(0, 3).map(e => e.className).join()"
-        )
-        == "c-f,c-d,c-d"
-    )
+    wait_for(lambda: cells(browser).startswith("fdd"), what=lambda: cells(browser))
 
 
 class Drawn:
@@ -284,9 +283,7 @@ def test_a_member_dies_while_one_watches(browser, kafka, tmp_path):
     """Killed with -9, it is said at once; what it last said stays to be read, and says so."""
     topic, script = kafka.topic(), tmp_path / "member.py"
     script.write_text(MEMBER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     kafka.fill(topic, [{"key": f"k{n}", "value": b""} for n in range(20)])
     member = subprocess.Popen(
         [sys.executable, str(script), kafka.bootstrap, kafka.name("g"), topic, address]
