@@ -58,10 +58,10 @@ class Running:
         return done.returncode, done.stdout, done.stderr
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has logged."""
-        self.log.flush()
+        """What it has logged, whole lines."""
         text = (self.folder / "log").read_text()
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def produce(self, *values: str, key: str | None = None) -> None:
         """Records of one key, or of none."""
@@ -107,7 +107,9 @@ def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
     wait_for(blocked)
     assert running.done() == {"first"}
 
-    (address,) = [one["address"] for one in running.lines() if one["event"] == "serving http"]
+    (address,) = wait_for(
+        lambda: [one["address"] for one in running.lines() if one["event"] == "serving http"]
+    )
     by_http = ("--url", f"http://{address}", "--token-file", "token")
     code, _, err = running.weft("set", "concurrency=2", "--handler", "check", *BECAUSE, *by_http)
     assert code == 0, err

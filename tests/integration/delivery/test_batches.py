@@ -17,6 +17,7 @@ from tests.support.waiting import wait_for
 import weft
 
 KINDS = ("async", "threads")
+LINGER_S = 4.0  # in it a busy machine sends a second record
 
 
 def as_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def test_a_batch_that_does_not_fill_starts_after_its_linger(kafka: Kafka) -> Non
     topic = kafka.topic()
     app, started = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(100, linger_s=2.0))
+    @app.consume(topic, batch=weft.Batch(100, linger_s=LINGER_S))
     async def handler(batch: weft.RecordBatch) -> None:
         started.append((time.time(), values_of(batch), batch[0].timestamp_ms))
 
@@ -99,7 +100,7 @@ def test_a_batch_that_does_not_fill_starts_after_its_linger(kafka: Kafka) -> Non
     wait_for(lambda: started)
     at, values, sent_ms = started[0]
     assert values == [1, 2]
-    assert 1.9 <= at - sent_ms / 1000 < 30
+    assert LINGER_S - 0.1 <= at - sent_ms / 1000 < 30
 
 
 def test_a_full_batch_does_not_linger(kafka: Kafka) -> None:
@@ -112,8 +113,9 @@ def test_a_full_batch_does_not_linger(kafka: Kafka) -> None:
         took.append(len(batch))
 
     kafka.start(app)
+    wait_for(lambda: app.snapshot()["partitions"])
     kafka.fill(topic, [b"%d" % n for n in range(10)])
-    wait_for(lambda: took == [5, 5], 10)
+    wait_for(lambda: took == [5, 5], 50)
 
 
 def test_concurrency_counts_calls(kafka: Kafka) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.errors import RemoteError
@@ -89,14 +90,13 @@ def test_from_a_worker_process_comes_the_text():
 def test_a_slow_callback_leaves_calls_out_and_reports_it(caplog, monkeypatch):
     """What waits for it is bounded: the rest is counted in one line."""
     monkeypatch.setattr(run_log, "CALLS_MAX", 2)
-    go, calls = threading.Event(), []
+    calls = []
 
     def failed(*arguments):
-        go.wait(10)
+        wait_for(lambda: "on_error is too slow" in caplog.text)
         calls.append(arguments)
 
     app = app_with(failed, on_exhausted=weft.Skip())
-    threading.Timer(0.3, go.set).start()
     run(app, [(b"%d" % n, b"v") for n in range(50)])
     assert 2 <= len(calls) < 150
     (line,) = [one for one in caplog.records if "on_error is too slow" in one.getMessage()]

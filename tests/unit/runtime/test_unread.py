@@ -229,7 +229,7 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
         assert row["place"] is None
     finally:
         run.stop()
-        run.wait(10)
+        run.wait(60)
 
 
 def until(app: weft.App, holds: Any) -> dict[str, Any]:
