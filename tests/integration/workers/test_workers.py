@@ -241,27 +241,21 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert alive == [], gone
 
 
-def test_a_value_that_no_pipe_can_carry_fails_its_attempt(notes: Notes) -> None:
-    """One record's prefetched value cannot be pickled: that one has failed, the others are done."""
+@pytest.mark.parametrize(
+    ("bad_value", "message"),
+    [
+        (threading.Lock, "cannot be sent to a worker process"),
+        (burning.Unreadable, "ValueError: invalid literal for int()"),
+    ],
+    ids=["not pickled", "not unpickled"],
+)
+def test_a_value_that_no_worker_gets_fails_its_attempt(
+    notes: Notes, bad_value: Callable[[], object], message: str
+) -> None:
+    """One record's prefetched value cannot be sent or read: that one has failed, no worker has."""
 
     def load(records: Sequence[weft.Record]) -> list[object]:
-        return [threading.Lock() if record.value == b"bad" else "fine" for record in records]
-
-    once = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
-    app = app_of(burning.work, prefetch=load, **once)
-    results = run(app, [(f"k{n}", b"bad" if n == 3 else b"burn") for n in range(8)])
-    assert Counter(result.outcome for result in results) == {"done": 7, "skipped": 1}
-    (bad,) = [result for result in results if result.error is not None]
-    assert bad.record.value == b"bad"
-    assert bad.error is not None
-    assert "cannot be sent to a worker process" in bad.error.message
-
-
-def test_one_value_that_a_worker_cannot_read_fails_its_attempt(notes: Notes) -> None:
-    """A prefetched value can be pickled but not unpickled: its record has failed, no worker has."""
-
-    def load(records: Sequence[weft.Record]) -> list[object]:
-        return [burning.Unreadable() if record.value == b"bad" else "fine" for record in records]
+        return [bad_value() if record.value == b"bad" else "fine" for record in records]
 
     once = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
     app = app_of(burning.work, prefetch=load, **once)
@@ -270,7 +264,7 @@ def test_one_value_that_a_worker_cannot_read_fails_its_attempt(notes: Notes) -> 
     (bad,) = [result for result in results if result.error is not None]
     assert bad.record.value == b"bad"
     assert bad.error is not None
-    assert "ValueError: invalid literal for int()" in bad.error.message
+    assert message in bad.error.message
 
 
 def test_a_worker_that_reads_nothing_delays_no_other(notes: Notes) -> None:
