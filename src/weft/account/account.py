@@ -60,6 +60,7 @@ PLACES = (
 
 #: Why no record starts: in the whole app, a handler, a topic or a partition.
 HALTS = (
+    Place("starting", "the start waits for brokers, a ledger's database, or the lifespan"),
     Place("unassigned", "this member has no partitions"),
     Place("paused", "the application called app.pause()"),
     Place("command", "a command paused it: `weft control log`"),
@@ -74,6 +75,7 @@ HALTS = (
     Place("not_begun", "no call of the handler starts: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
     Place("budget", "`budget=`: it is used up, or the service asked its callers to wait"),
+    Place("failing", "no attempt of the handler succeeds; records wait to be retried"),
     Place("outage", "`hold=`: the service is unavailable; one record at a time probes"),
     Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),

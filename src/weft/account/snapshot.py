@@ -160,9 +160,9 @@ def total(rows: Iterable[Mapping[str, Any]], name: str) -> int | None:
 
 
 def is_away(snapshot: Mapping[str, Any]) -> bool:
-    """Whether no broker answers this member: without partitions, the remaining count is unknown."""
+    """Whether this member has no broker, or none yet: without partitions, remaining is unknown."""
     causes = {halt["cause"] for halt in snapshot.get("halts", ())}
-    return not causes.isdisjoint(("broker", "refused"))
+    return not causes.isdisjoint(("starting", "broker", "refused"))
 
 
 def frontier_of(part: Part) -> int:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from weft.account.account import PLACES
 from weft.account.shown import counted
-from weft.account.snapshot import total
+from weft.account.snapshot import is_away, total
 from weft.cli import cluster
 from weft.cli.sources import (
     REPORTS,
@@ -344,7 +344,7 @@ def _run_shown(
         gone = [{**row, **dict.fromkeys(HELD), "past_map": None, "silent": True} for row in rows]
         return [*_wrapped(head, width, "bold"), *_partitions(gone, width, every=every)]
     app, rows = shot.get("app", {}), shot["partitions"]
-    away = any(halt["cause"] in ("broker", "refused") for halt in shot.get("halts", ()))
+    away = is_away(shot)
     left = "unknown" if away and not rows else _left(rows)
     head = f"{app.get('group', name)}  {app.get('member', '')}  {shot['state']}"
     head += f"  {left} remaining in {counted(len(rows), 'partition')}"
@@ -353,7 +353,7 @@ def _run_shown(
     if first.rank < FULL:
         lines += _wrapped(first.text, width, "red")
         lines += _wrapped(f"  Next: {first.next}", width, "cyan") if first.next else []
-    lines += _handlers(shot["handlers"], width)
+    lines += _handlers(shot["handlers"], width) if shot["handlers"] else []
     return lines + _partitions(rows, width, every=every)
 
 

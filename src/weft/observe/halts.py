@@ -96,6 +96,54 @@ REFUSED_NEXT = (
 )
 
 
+LOCKS_OF_POSTGRESQL = "SELECT pid, state, query FROM pg_stat_activity"
+#: what a start waits for -> its name, and what to do
+STARTS: dict[str, tuple[str, str]] = {
+    "brokers": (
+        "an answer of the brokers",
+        (
+            "restore a broker or the network, or correct bootstrap.servers: `weft doctor "
+            "MODULE:APP` checks them; after start_timeout_s the run ends with exit code 1"
+        ),
+    ),
+    "ledger": (
+        "the ledger's database",
+        "it is away, or a transaction locks it: `{}` names the process",
+    ),
+    "lifespan": (
+        "the lifespan to open",
+        (
+            "restore what it waits for, and give that call a time-out; app.run() waits for 60 s, "
+            "then ends with exit code 1"
+        ),
+    ),
+    "control": ("its control topic", "it is read for a few seconds; then the start continues"),
+}
+
+
+def _starting(halt: Row) -> tuple[str, str]:
+    name, after = STARTS.get(halt.get("why", ""), ("something", ""))
+    value = halt.get("value") or ""
+    where = f" at {value}" if value else ""
+    file = value.partition(":///")[2] if value.startswith("sqlite") else ""
+    after = after.format(f"fuser -v {file}" if file else LOCKS_OF_POSTGRESQL)
+    text = f"The start has waited{lasting(halt)} for {name}{where}{at_line(halt)}"
+    text += f": {halt['reason'].rstrip('.')}" if halt.get("reason") else ""
+    return text if text.endswith("?") else f"{text}.", after
+
+
+def _failing(halt: Row) -> tuple[str, str]:
+    text = (
+        f"Every attempt of {halt.get('handler')} has failed{lasting(halt)}: the last "
+        f"{halt.get('failed', 0):,}, the latest with{error_text(halt, 'error').removeprefix(':')}. "
+        f"Records that wait to be retried: {halt.get('waiting', 0):,}."
+    )
+    return text, (
+        "fix the error: its traceback is in the log (`attempt failed`); to keep the remaining "
+        f"attempts until then: `weft pause --handler {halt.get('handler')} --reason TEXT`"
+    )
+
+
 def _unread(halt: Row) -> tuple[str, str]:
     about = {"place_for_s": halt.get("for_s", 0.0), "place_reason": halt.get("reason", "unknown")}
     one = unread_sentence({**halt, **about, "place": halt["cause"]})
@@ -237,6 +285,8 @@ def _rate_limit(halt: Row) -> tuple[str, str]:
 
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
+    "starting": _starting,
+    "failing": _failing,
     "unassigned": _unassigned,
     "paused": lambda halt: (
         f"Nothing{_of(halt)} starts: the application called app.pause().",
@@ -316,5 +366,5 @@ def halt_sentence(halt: Row) -> Sentence:
         rank = INTENT
     if halt["cause"] == "budget" and halt.get("why") in BUDGET_STOPS:
         rank = HANGING
-    stack = tuple((halt.get("oldest") or {}).get("stack") or ())
+    stack = tuple((halt.get("oldest") or halt).get("stack") or ())
     return Sentence(text, after, halt["cause"], stack, rank)

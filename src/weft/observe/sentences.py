@@ -44,6 +44,8 @@ class Sentence(NamedTuple):
 BROKER, MEMBER, HANGING, MAP, RECORD, INTENT, FULL, LOAD, WELL = range(9)
 #: ranks of causes; default MEMBER
 RANKS = {
+    "starting": BROKER,
+    "failing": HANGING,
     "refused": BROKER,
     "broker": BROKER,
     "outputs": HANGING,

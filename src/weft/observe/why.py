@@ -181,7 +181,7 @@ def _causes_of(shot: Row) -> dict[tuple[Any, ...], int]:
     for halt in shot.get("halts", ()):
         of = (halt.get("topic"), halt.get("partition"), halt.get("handler"))
         rank = RANKS.get(halt["cause"], MEMBER)
-        if halt["cause"] not in UNREAD:
+        if halt["cause"] not in (*UNREAD, "failing"):  # those stop no record
             found[of] = min(rank, found.get(of, rank))
     return found
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sqlite3
 import threading
 import urllib.error
 import urllib.request
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 
 import pytest
 from tests.support.command import weft as cli
 from tests.support.waiting import wait_for
 
 import weft
+from weft.errors import FatalError
 
 pytestmark = pytest.mark.push
 
@@ -42,6 +46,70 @@ def get(port, path):
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+@contextmanager
+def no_broker(kafka, folder):
+    """Nothing listens at the address."""
+    app = kafka.app(kafka={"bootstrap.servers": "127.0.0.1:1"}, start_timeout_s=None)
+    app.consume("orders")(lambda record: None)
+    yield app, r"an answer of the brokers at 127\.0\.0\.1:1: .*refused", "correct bootstrap.servers"
+
+
+@contextmanager
+def locked_ledger(kafka, folder):
+    """Another connection has locked its database."""
+    app, other = kafka.app(), sqlite3.connect(folder / "ledger.db", isolation_level=None)
+    ledger = weft.SqlLedger(f"sqlite:///{folder}/ledger.db")
+    app.consume(kafka.topic(), ledger=ledger)(lambda record, tx: None)
+    with closing(other):
+        other.execute("BEGIN EXCLUSIVE")
+        yield app, rf"the ledger's database at sqlite:///{folder}/ledger\.db\.", "`fuser -v /"
+
+
+@contextmanager
+def hanging_lifespan(kafka, folder):
+    """It waits for a service."""
+    gate = threading.Event()
+
+    async def connect():
+        await asyncio.to_thread(gate.wait, 100)
+
+    @asynccontextmanager
+    async def opens():
+        await connect()
+        yield
+
+    app = kafka.app(lifespan=opens)
+    app.consume(kafka.topic())(lambda record: None)
+    yield (
+        app,
+        r"the lifespan to open, at app/test_seen\.py:\d+ opens: await connect\(\)\.",
+        "time-out",
+    )
+    gate.set()
+
+
+@pytest.mark.parametrize("cause", [no_broker, locked_ledger, hanging_lifespan])
+def test_what_a_start_waits_for_is_named(kafka, cause, tmp_path):
+    """`weft why` and `weft status` answer before there is a member; nothing is left after a stop."""
+
+    def start(app):
+        with suppress(FatalError):
+            kafka.start(app)
+
+    with cause(kafka, tmp_path) as (app, text, after):
+        starts = threading.Thread(target=start, args=(app,))
+        starts.start()
+        wait_for(lambda: list((tmp_path / "weft").glob("*.sock")))
+        (told,) = wait_for(lambda: [o for o in why() if re.search(text, o["text"])], what=why)
+        shown = " ".join(cli("status").stdout.split())
+        app.stop()
+    starts.join()
+    assert told["text"].startswith("The start has waited for ")
+    assert after in told["next"]
+    assert "starting unknown remaining in 0 partitions The start has waited for" in shown
+    wait_for(lambda: not list((tmp_path / "weft").glob("*.sock")))
 
 
 def test_the_record_that_holds_up_a_commit_is_named(kafka):

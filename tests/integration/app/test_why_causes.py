@@ -29,7 +29,7 @@ from weft.broker import LocalBroker
 from weft.cli import main
 from weft.observe import sentences
 from weft.observe.orders import Order
-from weft.runtime.member import refetching
+from weft.runtime.member import refetching, run_log
 
 pytestmark = pytest.mark.push
 
@@ -43,6 +43,7 @@ def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_SOCKET", "1")
+    monkeypatch.setattr(run_log, "FAILING_S", 0.0)
     monkeypatch.setattr(sentences, "BRIEF_S", 0.0)  # advice for calls that have just started
 
 
@@ -234,6 +235,11 @@ def fails(record):
 def retrying(stage):
     stage.start(keyed("a"), fails, retry=weft.Retry(attempts=2, delay_s=60.0))
     return f"{stage.topic}:0"
+
+
+def failing(stage):
+    retry = weft.Retry(attempts=None, delay_s=0.001, delay_max_s=0.1)
+    stage.start(keyed("a", "b"), fails, retry=retry)
 
 
 def parked(stage):
@@ -484,6 +490,9 @@ ROWS = (
     Row(results, "results", r"Nothing starts: the reader of app\.results\(\) is slower", "read faster"),
     Row(membership, "membership", r"Nothing starts: the polling thread was blocked", "a commit"),
     Row(rate_limit, "rate_limit", r"Calls of \S+ wait for its rate_limit_per_s", "raise rate_limit"),
+    Row(failing, "failing", r"Every attempt of fails has failed for [\d.]+ s: the last \d\d+, the latest "
+        r"with ValueError: no such customer\. Records that wait to be retried: 2\.",
+        "weft pause --handler fails --reason TEXT"),
     Row(outage, "outage", r"The service that handler calls has been unavailable for [\d.]+ s: OSError: 503\. "
         r"Records wait",
         "restore that service"),
@@ -506,6 +515,7 @@ REAL = {marking, sending, committing, pending, outputs, membership, open_transac
 #: brought about by test_seen.py, tests/unit/observe/test_outages.py, test_sentences.py,
 #: tests/unit/runtime/test_unread.py and test_control.py
 ELSEWHERE = {
+    "starting",
     "broker",
     "loop",
     "map",

@@ -1,4 +1,4 @@
-"""Eleven outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
+"""Thirteen outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from weft.observe import why as module
 from weft.observe.asking import Question, answer
 from weft.observe.overview import overview
 from weft.observe.why import why
+from weft.runtime.member import run_log
 from weft.runtime.member.member import Member
 from weft.runtime.run import run_snapshot
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.run import Run
+from weft.runtime.run.run_snapshot import Starting
 from weft.testing import MemoryKafka
 
 PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
@@ -166,6 +168,26 @@ def broker_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     return stage.until("broker")
 
 
+def waiting_start(stage: Stage, **_: Any) -> Any:
+    """What the lifespan connects to does not answer: there is no member yet."""
+    starting = Starting()
+    starting.waits("lifespan", stack=lambda: ["shop/app.py:7 lifespan: await connect()"])
+    nothing: dict[str, Any] = {"partitions": [], "handlers": {}, "blockers": []}
+    return stage.report(**nothing, halts=[starting.halt()])
+
+
+def every_call_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
+    """A service is away, and the handler has neither `hold=` nor `brake=`."""
+    monkeypatch.setattr(run_log, "FAILING_S", 0.0)
+
+    def check(record: weft.Record) -> None:
+        if not stage.gate.is_set():
+            raise ConnectionError("db-1:5432 refused")
+
+    stage.start(check, KEYS, retry=weft.Retry(attempts=None, delay_s=0.01, delay_max_s=0.1))
+    return stage.until("failing")
+
+
 def login_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     """The password was changed."""
     stage.start(lambda record: None, KEYS)
@@ -233,7 +255,7 @@ def stale_leader(stage: Stage, desk: Callable[..., Any], **_: Any) -> Any:
 
 OUTAGES: list[Callable[..., Any]] = [
     hung_async, hung_threads, hung_processes, blocked_loop, broker_away, login_refused, map_full, buffers_full,
-    poison, dead_member, stale_leader,
+    poison, dead_member, stale_leader, waiting_start, every_call_fails,
 ]  # fmt: skip
 
 
@@ -287,7 +309,14 @@ def test_what_the_first_line_counts_is_not_repeated(outage, stage):
     assert [one.about for one in told] == [first["about"]]
 
 
-def test_the_page_has_ten_outages():
+def test_a_success_ends_a_series_of_failures(stage, monkeypatch):
+    """One record that still fails is then named by itself, and so is nothing when all is done."""
+    every_call_fails(stage, monkeypatch)
+    stage.gate.set()
+    stage.until("healthy")
+
+
+def test_the_page_has_no_other_outages():
     """And no others."""
     named = [outage.__name__.replace("_", " ") for outage in OUTAGES]
     assert list(rows())[1:] == named  # the first is the table's head

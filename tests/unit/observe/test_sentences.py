@@ -131,6 +131,10 @@ def test_there_are_no_other_places():
 
 
 BY = {
+    "starting": (
+        {"why": "brokers", "value": "b:9092", "for_s": 12.0, "reason": "is it running?"},
+        "The start has waited for 12 s for an answer of the brokers at b:9092: is it running?",
+    ),
     "paused": ({"topic": "orders"}, "Nothing of orders starts: the application called app.pause()"),
     "stopping": ({"mode": "buffered"}, "a stop was requested (buffered)"),
     "revoking": ({"topic": "orders", "partition": 3}, "Nothing of orders[3] starts"),

@@ -22,7 +22,7 @@ class Handler:
     """A stand-in with a name."""
 
     def __init__(self, name="h"):
-        self.name = name
+        self.name, self.done = name, 0
 
 
 class Work:

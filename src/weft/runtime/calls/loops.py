@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -14,10 +15,13 @@ from typing import Any
 from weft import guard
 from weft.errors import ConfigError, FatalError
 from weft.runtime.calls.invoke import error_info
+from weft.runtime.calls.stacks import of_coroutine
+from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
 
 OPEN_TIMEOUT_S = 60.0
+OPEN_LOGGED_S = 10.0
 TASKS_END_S = 0.5
 
 
@@ -42,6 +46,7 @@ class HandlerLoop:
         self.loop = loop or new_loop()
         self._thread: threading.Thread | None = None
         self._stack = AsyncExitStack()
+        self._context: Any = None
         if self.own:
             self._thread = guard.thread("weft-handlers", self._run, self._died)
             self._thread.start()
@@ -72,7 +77,7 @@ class HandlerLoop:
         if lifespan is None:
             return None
         try:
-            context = lifespan(app) if takes_argument(lifespan) else lifespan()
+            context = self._context = lifespan(app) if takes_argument(lifespan) else lifespan()
             if isinstance(context, AbstractAsyncContextManager):
                 return await self._stack.enter_async_context(context)
             if isinstance(context, AbstractContextManager):
@@ -85,18 +90,28 @@ class HandlerLoop:
             "it with @contextlib.asynccontextmanager"
         )
 
+    def opening(self) -> list[str]:
+        """Where the lifespan is, outermost line first; empty if that is not a generator."""
+        return of_coroutine(getattr(self._context, "gen", None))
+
     def enter_and_wait(self, lifespan: Callable[..., Any] | None, app: Any) -> Any:
         """The same from another thread."""
         if lifespan is None:
             return None
         opening = asyncio.run_coroutine_threadsafe(self.enter(lifespan, app), self.loop)
         try:
-            return opening.result(OPEN_TIMEOUT_S)
+            with contextlib.suppress(TimeoutError):
+                return opening.result(min(OPEN_LOGGED_S, OPEN_TIMEOUT_S))
+            at = "".join(self.opening()[:1])
+            event("warning", "the lifespan has not opened yet", seconds=OPEN_LOGGED_S, at=at)
+            return opening.result(max(0.0, OPEN_TIMEOUT_S - OPEN_LOGGED_S))
         except BaseException as error:
             opening.cancel()
             if not isinstance(error, TimeoutError):
                 raise
-            raise FatalError(f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s") from error
+            at = "".join(f": it is at {line}" for line in self.opening()[:1])
+            late = f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s{at}"
+            raise FatalError(late) from error
 
     def at_exit(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await this on the loop when it closes, before the lifespan's own end."""

@@ -265,6 +265,8 @@ def _text(error: ErrorInfo) -> str:
     return shown_text(error.line)
 
 
+#: so many attempts in a row, over so many seconds, and no success: then every attempt fails
+FAILING_MIN, FAILING_S = 10, 5.0
 #: distinct kinds; further ones are counted as one
 KINDS_SHOWN_MAX = 50
 OTHERS = "(other types)"
@@ -291,15 +293,46 @@ class Kind:
         self.work = record.topic, record.partition, record.offset, record.key
 
 
+class InARow(NamedTuple):
+    """Attempts of one handler that have failed since its last success."""
+
+    #: records that were done when the first of them failed: no success as long as no more are
+    done: int
+    failed: int
+    since: float
+    error: ErrorInfo
+
+
 class Troubles:
     """Failures by handler and type of error, with the latest one as an example."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], Kind] = {}
+        self._in_a_row: dict[str, InARow] = {}
+
+    def failing(self, handlers: Mapping[str, Mapping[str, Any]]) -> dict[str, InARow]:
+        """The handlers, given as in a snapshot, of which many attempts failed and none succeeded.
+
+        Not right away: a success may still wait for its transaction.
+        """
+        late = time.time() - FAILING_S
+        return {
+            name: one
+            for name, one in list(self._in_a_row.items())
+            if one.failed >= FAILING_MIN
+            and one.since <= late
+            and one.done == handlers[name]["done"]
+        }
 
     def note(self, effect: fx.Troubled) -> None:
         """Count a failed attempt, or a record that was given up. Inside the door."""
         handler, at = effect.work.partition.handler.name, time.time()
+        if effect.outcome == "failed":
+            done, error = effect.work.partition.handler.done, effect.error
+            one = self._in_a_row.get(handler)
+            if one is None or one.done != done:
+                one = InARow(done, 0, at, error)
+            self._in_a_row[handler] = one._replace(failed=one.failed + 1, error=error)
         name = (handler, effect.error.type)
         if name not in self._kinds and len(self._kinds) >= KINDS_SHOWN_MAX:
             name = (handler, OTHERS)

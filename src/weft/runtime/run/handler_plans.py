@@ -137,8 +137,11 @@ def open_ledgers(
     plans: Sequence[HandlerPlan],
     group: str,
     admin: AdminPort,
+    waits: Callable[[str, str], None],
 ) -> list[LedgerRun]:
     """Create the tables and have each handler called inside its ledger's transaction.
+
+    `waits` gets what the start waits for, and the database's place without its password.
 
     Raises ConfigError if a database cannot be used.
     """
@@ -155,6 +158,7 @@ def open_ledgers(
             concurrency=handler.concurrency,
             topic_id=topic_ids(admin),
         )
+        waits("ledger", handler.ledger.url.rpartition("@")[2].partition("?")[0])
         ledger.prepare()
         plan.ledger = ledger
         if handler.kind != "processes":  # a worker process opens the ledger itself

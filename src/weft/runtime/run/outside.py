@@ -177,6 +177,15 @@ class Outside:
         #: invalid reports of other members
         self._refusals = 0
 
+    def listen(self) -> None:
+        """Open the socket, if that has not happened: a start that waits answers, too."""
+        if self.muted or self._local is not None or os.environ.get(SOCKET_VARIABLE) != "1":
+            return
+        try:
+            self._local = LocalServer(self._source)
+        except (ConfigError, OSError) as error:  # it is optional: a run continues without it
+            event("warning", "no socket for weft status", reason=str(error))
+
     def open(self, clients: Connection) -> None:
         """Serve what the options request. Raises ConfigError for an unusable address."""
         if self._options.reports is not None:
@@ -225,11 +234,9 @@ class Outside:
                 allow_control=options.allow_control, asked=self._asked(), letters=self._letters,
             )  # fmt: skip
             event("info", "serving http", address=self._http.address)
-        if os.environ.get(SOCKET_VARIABLE) == "1":
-            try:
-                self._local = LocalServer(source)
-            except (ConfigError, OSError) as error:  # it is optional: a run continues without it
-                event("warning", "no socket for weft status", reason=str(error))
+        self.listen()
+        if self._local is not None:
+            self._local.source = source
 
     def _asked(self) -> dict[str, Any]:
         """What only the page requests: separate clients answer it, not the engine."""

@@ -77,8 +77,9 @@ def check_cluster(
     handlers: Sequence[HandlerOptions],
     options: AppOptions,
     stopped: Callable[[], bool] = lambda: False,
+    failed: Callable[[Exception], None] | None = None,
 ) -> list[str]:
-    """Every topic that is subscribed to now, by name.
+    """Every topic that is subscribed to now, by name; `failed` gets each error that is retried.
 
     Raises ConfigError for missing topics, with the command that creates them, and FatalError if no
     broker answers within `start_timeout_s`, which is no configuration error.
@@ -122,6 +123,8 @@ def check_cluster(
             waited_s = time.monotonic() - began
             if stopped() or (patience is not None and waited_s >= patience - 0.1):
                 raise unanswered(connection, error, waited_s) from error
+            if failed is not None:
+                failed(error)
             if waited_s >= report_at:
                 report_at = waited_s + REPORT_EVERY_S
                 _report(connection, error, waited_s, patience)

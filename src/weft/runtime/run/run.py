@@ -44,7 +44,7 @@ from weft.runtime.run.preflight import (
     is_transactional,
 )
 from weft.runtime.run.result_stream import Results, ResultStream, as_handled
-from weft.runtime.run.run_snapshot import Snapshots, ending_of, report_of, under_way
+from weft.runtime.run.run_snapshot import Snapshots, Starting, ending_of, report_of, under_way
 from weft.runtime.run.shares import Shares
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode
@@ -87,6 +87,8 @@ class Run:
         self._admin: AdminPort | None = None
         self._drained = False
         self.watching: Watching | None = None
+        #: what the start waits for; None once the member runs
+        self._starting: Starting | None = Starting()
         names = [plan.spec.name for plan in self._plans]
         self.control = Control(self, self._routes, names, self._connection.log_reader)
         self._outside = Outside(self._options, RunSource(self), self._routes, self.control.note)
@@ -121,18 +123,24 @@ class Run:
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Check the cluster, open the lifespan and join the group; then returns immediately."""
         self._began = time.monotonic()
-        self._admin = admin_of(
-            self._connection, self._options, lambda: self._stop_asked is not None
-        )
+        starting = self._starting = Starting()
         try:
+            starting.waits("brokers", self._connection.described())
+            self._outside.listen()
+            self._admin = admin_of(
+                self._connection, self._options, lambda: self._stop_asked is not None
+            )
             topics = self._check(self._admin)
             if any(handler.ledger is not None for handler in self._handlers):
                 from weft.runtime.run.handler_plans import open_ledgers, pruning  # needs SQLAlchemy
 
                 group = self._options.group
-                self._ledgers = open_ledgers(self._handlers, self._plans, group, self._admin)
+                self._ledgers = open_ledgers(
+                    self._handlers, self._plans, group, self._admin, starting.waits
+                )
                 self._on_commit = pruning(self._ledgers, self._options.on_commit)
             if self._until == "drained":
+                starting.waits("brokers", self._connection.described())
                 self._drain = drain_of(
                     self._admin,
                     self._connection,
@@ -143,6 +151,7 @@ class Run:
             opens = self._options.lifespan is not None or needs_loop(self._handlers)
             if loop is None and opens:
                 self._loop = HandlerLoop()
+                starting.waits("lifespan", stack=self._loop.opening)
                 self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
             for ledger in self._ledgers:
                 if self._loop is not None:
@@ -153,6 +162,7 @@ class Run:
             if self._loop is not None:
                 self._loop.died = member.died
             watching = self.watching = Watching(member, self._options.group, self._loop)
+            starting.waits("control")
             self._outside.open(self._connection)
             self._results.begin(member)
             gc_pace.slow_down()
@@ -161,6 +171,7 @@ class Run:
                     member.door.post(event)
                 self._early = None
             self._shares.begin(member, self._admin)
+            self._starting = None
             member.start()
         except BaseException:
             self._abandon()
@@ -186,6 +197,7 @@ class Run:
             self._handlers,
             self._options,
             lambda: self._stop_asked is not None,
+            None if self._starting is None else self._starting.failed,
         )
 
     def _member_config(self) -> MemberConfig:
@@ -325,6 +337,9 @@ class Run:
         loop = asyncio.get_running_loop()
         self._loop = HandlerLoop(loop)
         try:
+            self._starting = Starting()
+            self._starting.waits("lifespan", stack=self._loop.opening)
+            self._outside.listen()
             self._app.state = await self._loop.enter(self._options.lifespan, self._app)
             cancelled = await self._outlast(asyncio.to_thread(self.start, loop))
             cancelled = await self._outlast(asyncio.to_thread(self.wait)) or cancelled
@@ -394,7 +409,12 @@ class Run:
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`; `Snapshots.taken` describes the options."""
         shot = self._snapshots.taken(
-            self.member, self.watching, over=self.over, worst=worst, mapped=mapped
+            self.member,
+            self.watching,
+            starting=self._starting,
+            over=self.over,
+            worst=worst,
+            mapped=mapped,
         )
         halts = self.control.with_settings(shot["halts"])
         return {**shot, "halts": halts, "control": self._outside.followed()}

@@ -6,13 +6,14 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft._version import __version__
 from weft.account.account import begin
 from weft.account.blockers import record_row
 from weft.account.picture import NO_PICTURE, maps, picture
+from weft.account.shown import error_row
 from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
 from weft.core.states import InternalError
 from weft.runtime.door import account_of, copied
@@ -66,6 +67,27 @@ class Rates:
         return self._rates
 
 
+class Starting:
+    """What a start waits for, until its member runs."""
+
+    def __init__(self) -> None:
+        self.waits("brokers")
+
+    def waits(self, why: str, value: str = "", stack: Callable[[], list[str]] = list) -> None:
+        """It waits for this from now on; `stack` reads where."""
+        self._halt: dict[str, Any] = {"cause": "starting", "why": why, "value": value}
+        self._since, self._stack = time.monotonic(), stack
+
+    def failed(self, error: Exception) -> None:
+        """What it waits for has failed, and is tried again."""
+        self._halt["reason"] = str(error)
+
+    def halt(self) -> dict[str, Any]:
+        """The cause, for the snapshot."""
+        for_s = round(time.monotonic() - self._since, 1)
+        return {**self._halt, "for_s": for_s, "stack": self._stack()}
+
+
 class Snapshots:
     """Makes the snapshots of one run."""
 
@@ -79,6 +101,7 @@ class Snapshots:
         member: Member | None,
         watching: Watching | None = None,
         *,
+        starting: Starting | None = None,
         over: bool,
         worst: bool = True,
         mapped: bool = False,
@@ -92,8 +115,10 @@ class Snapshots:
             "partitions": [], "handlers": {}, "blockers": [], "halts": [], "holds": [],
             "failures": [], **with_left_out(NOT_LISTED, ()),
         }  # fmt: skip
+        if starting is not None and not over:
+            return begins | nothing | {"halts": [starting.halt()]}
         if member is None:
-            return begins | nothing | ({"state": "failed"} if over else {})
+            return begins | nothing | {"state": "failed"}
         try:
             account = account_of(member.door, records=worst)
         except InternalError:
@@ -120,6 +145,7 @@ class Snapshots:
         shot["halts"] = of_group(member, watching, shot["halts"]) + of_brokers(member)
         if worst and watching is not None:
             shot["halts"] += of_loop(member, watching, account.at, epoch_s)
+        shot["halts"] += of_failures(member, shot)
         shot["halts"] += behind_transactions(shot["partitions"], member.run_log.stable_ends)
         return {
             **begins,
@@ -194,6 +220,24 @@ def of_loop(member: Member, watching: Watching, at: float, epoch_s: float) -> li
         **record_row(work, spec, at, epoch_s), "executor": "async", "stack": lines,
     }  # fmt: skip
     return [{**halt, "oldest": row}]
+
+
+def of_failures(member: Member, shot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The handlers of which every attempt fails, unless `hold=` or `brake=` has named them."""
+    named = {one["handler"] for one in shot["halts"] if one["cause"] in ("outage", "brake")}
+    found = []
+    for name, one in member.run_log.troubles.failing(shot["handlers"]).items():
+        rows = [row for row in shot["partitions"] if row["handler"] == name]
+        waiting = sum(row["retrying"] for row in rows)
+        if name not in named and (waiting or any(row["in_flight"] for row in rows)):
+            found.append(
+                {
+                    "cause": "failing", "handler": name, "failed": one.failed, "waiting": waiting,
+                    "since": round(one.since, 3), "for_s": round(time.time() - one.since, 1),
+                    "error": error_row(one.error),
+                }
+            )  # fmt: skip
+    return found
 
 
 def of_brokers(member: Member) -> list[dict[str, Any]]:
