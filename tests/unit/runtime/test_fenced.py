@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weft
+from tests.support.waiting import wait_for
 from weft.kafka.ports import TransactionEnd
-from weft.runtime.member import member
+from weft.runtime.member import member, transactor
 from weft.testing import MemoryKafka
 from weft.testing.memory_producer import MemoryTransactions
 
@@ -26,3 +27,22 @@ def test_a_fenced_member_leaves_without_repeating_its_transaction(monkeypatch):
         app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
         report = app.start().wait(LIMIT_S)
     assert (report.exit_code, report.reason) == (1, "transaction: another producer")
+
+
+def test_an_unknown_outcome_is_logged_until_it_is_known(monkeypatch, caplog):
+    """Its coordinator answers but does not end it: the member waits, and logs the reason."""
+    unknown = TransactionEnd("unknown", [None], "ongoing")
+    with MemoryKafka() as kafka:
+        for topic in ("orders", "out"):
+            kafka.create_topic(topic)
+        kafka.produce("orders", "1")
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
+        with monkeypatch.context() as patches:
+            patches.setattr(MemoryTransactions, "transact", lambda *_: unknown)
+            patches.setattr(transactor.Transactor, "_find_out", lambda _self, end, _offsets: end)
+            run = app.start(until="drained")
+            wait_for(lambda: "outcome of a transaction is unknown" in caplog.text, LIMIT_S)
+        assert run.wait(LIMIT_S).exit_code == 0
+    assert caplog.text.count("outcome of a transaction is unknown") == 1
+    assert "reason=ongoing" in caplog.text

@@ -29,6 +29,7 @@ from typing import Any
 from weft import guard
 from weft.core import effects as fx
 from weft.core.work import Work
+from weft.kafka.clientlog import Sparse
 from weft.kafka.ports import (
     Delivery,
     KafkaUnavailable,
@@ -49,6 +50,7 @@ from weft.types import ErrorInfo, Sent
 _log = logging.getLogger("weft")
 
 UNKNOWN_RETRY_S = 1.0
+UNKNOWN_LOGGED_EVERY_S = 60.0
 UNANSWERED = ErrorInfo("_MSG_TIMED_OUT", "an output was not acknowledged in a transaction's time")
 SLOW_S = 8.0  # of the ten that a transaction has: the next one is half as large
 
@@ -120,8 +122,18 @@ class Transactor:
             end = self._port.transact(messages, offsets, membership, self._read_back)
         finally:
             membership.close()
+        lines = Sparse(UNKNOWN_LOGGED_EVERY_S)
         while end.outcome == "unknown" and not self._membership.ended.is_set():
             # The outcome is unknown: find out before anything else is produced.
+            if lines.left_out() is not None:
+                event(
+                    "warning",
+                    "nothing is committed: the outcome of a transaction is unknown",
+                    seconds=round(time.monotonic() - began),
+                    reason=end.reason,
+                    next="its coordinator must end it: if the brokers answer, see their logs; none "
+                    "ends in a topic whose max.message.bytes is below 78",
+                )
             self._membership.pause(UNKNOWN_RETRY_S)
             end = self._find_out(end, offsets)
         took_s = time.monotonic() - began
