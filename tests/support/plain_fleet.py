@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 from weft.spark.fleet.membership import MemberTask
@@ -44,7 +43,7 @@ class PlainSession:
         """This machine, any port."""
         return "127.0.0.1", "127.0.0.1", 0
 
-    def ship(self, _sources: Path) -> None:
+    def ship(self, _name: str, _sources: bytes) -> None:
         """The sources are here already."""
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:

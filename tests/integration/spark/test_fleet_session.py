@@ -182,6 +182,9 @@ def test_on_result_and_parked_records(spark, app_on) -> None:
     assert (report.exit_code, report.parked) == (3, 1), report
     wait_for(lambda: len(told) == 197, 60, "all results")  # 3 stay behind the parked one
     assert Counter(one.outcome for one in told) == {"done": 196, "parked": 1}
+    # Executors that start later load what was shipped, too: without it every job of theirs fails.
+    files = [Path(one.removeprefix("file:")) for one in spark.sparkContext.listFiles]
+    assert files and all(one.exists() for one in files), files
 
 
 def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:

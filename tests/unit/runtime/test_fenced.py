@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import weft
 from tests.support.waiting import wait_for
+
+import weft
 from weft.kafka.ports import TransactionEnd
 from weft.runtime.member import member, transactor
 from weft.testing import MemoryKafka

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -145,7 +144,7 @@ class FleetRun:
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
         self._lending.begin()
-        session.ship(self._sources)
+        session.ship(*self._sources)
         group = f"weft-{self._run_id}"
         self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._dead)
         self._jobs = MemberJobs(session, group, self._describe, self._next_task)
@@ -349,9 +348,8 @@ class FleetRun:
             if one is not None:
                 one.close()
         if self._session is not None:
-            forget(self._sources)
+            forget(self._sources[0])
             self._session.close()
-        shutil.rmtree(self._sources.parent, ignore_errors=True)
         self._upfront.close()
 
     # -- control -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -56,9 +57,16 @@ class ClassicSession:
         """Whether it has ended; nothing can be submitted then."""
         return self.context._jsc is None  # noqa: SLF001  # PySpark has no public way to ask
 
-    def ship(self, sources: Path) -> None:
-        """Put a zip of sources on the executors' path."""
-        self.context.addPyFile(str(sources))
+    def ship(self, name: str, sources: bytes) -> None:
+        """Put a zip of sources on the executors' path.
+
+        Executors that start later also load it, and fail without it: it is in Spark's folder, which
+        Java deletes at its end, also after the driver was killed.
+        """
+        path = Path(self.context._temp_dir) / name  # noqa: SLF001  # PySpark has no public way to ask
+        if not path.exists():  # the content is in the name, and executors may be loading it
+            path.write_bytes(sources)
+        self.context.addPyFile(str(path))
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A thread with its own thread in Java, where job groups are stored."""
@@ -175,9 +183,12 @@ class ConnectSession:
             here = str(probe.getsockname()[0])
         return control_address(conf, here, here)
 
-    def ship(self, sources: Path) -> None:
+    def ship(self, name: str, sources: bytes) -> None:
         """Put a zip of sources on the executors' path."""
-        self.spark.addArtifacts(str(sources), pyfile=True)
+        with tempfile.TemporaryDirectory(prefix="weft-fleet-") as folder:
+            path = Path(folder) / name
+            path.write_bytes(sources)
+            self.spark.addArtifacts(str(path), pyfile=True)  # copies it
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A plain thread: tags belong to the client."""

@@ -15,7 +15,6 @@ import io
 import marshal
 import os
 import sys
-import tempfile
 import types
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -195,8 +194,8 @@ def dumps(value: Any) -> bytes:
 # -- sources ---------------------------------------------------------------------------------------
 
 
-def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
-    """A zip with Weft's sources and those of the app's modules; a new temporary file.
+def sources_zip(app: Hosted, data: Sequence[str] = ()) -> tuple[str, bytes]:
+    """A zip with Weft's sources and those of the app's modules: its name and content.
 
     `data`: patterns of other files to include, such as `shop/templates/*.html`. Files beside
     sources may be secrets, so they are included only on request. The name has a hash of the
@@ -220,10 +219,7 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
             if name.startswith(_COMPILED) and name.endswith(".py"):
                 archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), compiled(name, source))
     content = buffer.getvalue()
-    name = f"weft-app-{hashlib.sha256(content).hexdigest()[:16]}.zip"
-    path = Path(tempfile.mkdtemp(prefix="weft-fleet-")) / name
-    path.write_bytes(content)
-    return path
+    return f"weft-app-{hashlib.sha256(content).hexdigest()[:16]}.zip", content
 
 
 def main_of(values: Iterable[Any]) -> list[types.ModuleType]:
@@ -286,6 +282,6 @@ def compiled(name: str, source: bytes) -> bytes:
     return importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source) + code
 
 
-def forget(zipped: Path) -> None:
-    """Remove the zip from the driver's own path, where Spark puts it, too."""
-    sys.path[:] = [entry for entry in sys.path if not entry.endswith(zipped.name)]
+def forget(zipped: str) -> None:
+    """Remove the zip of this name from the driver's own path, where Spark puts it, too."""
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith(zipped)]

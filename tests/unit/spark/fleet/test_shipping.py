@@ -38,6 +38,14 @@ async def handle(record):
     return helper.double(record.value.lat) + package.inner.ONE
 """
 
+ZIPPED = """
+import pathlib, shippedapp
+from weft.spark.fleet import shipping
+name, content = shipping.sources_zip(shippedapp.app)
+pathlib.Path(name).write_bytes(content)
+print(pathlib.Path(name).resolve())
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -70,7 +78,9 @@ def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
         import pathlib, shippedapp
         from weft.spark.fleet import shipping
         pathlib.Path("app.bin").write_bytes(shipping.packed(shippedapp.app))
-        print(shipping.sources_zip(shippedapp.app))
+        name, content = shipping.sources_zip(shippedapp.app)
+        pathlib.Path(name).write_bytes(content)
+        print(pathlib.Path(name).resolve())
         """,
     )
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -92,8 +102,7 @@ def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
 
 def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
     """The zip's name follows from its content, and Weft's modules are in it compiled."""
-    text = "import shippedapp; from weft.spark.fleet import shipping; print(shipping.sources_zip(shippedapp.app))"
-    first, second = python(folder, text), python(folder, text)
+    first, second = python(folder, ZIPPED), python(folder, ZIPPED)
     assert Path(first).name == Path(second).name
     names = zipfile.ZipFile(first).namelist()
     assert {"weft/core/engine.pyc", "weft/observe/static/page.html", "helper.py"} <= set(names)
@@ -101,10 +110,7 @@ def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
 
 def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -> None:
     """The task needs nothing but Python to tell what is missing."""
-    packed = python(
-        folder,
-        "import shippedapp; from weft.spark.fleet import shipping; print(shipping.sources_zip(shippedapp.app))",
-    )
+    packed = python(folder, ZIPPED)
     answer = python(
         tmp_path_factory.mktemp("bare"),
         """
@@ -177,10 +183,11 @@ def test_data_beside_the_sources_travels_only_when_asked_for(tmp_path, patterns,
     answer = python(
         tmp_path,
         f"""
-        import zipfile
+        import io, zipfile
         from shop.app import app
         from weft.spark.fleet import shipping
-        print("\\n".join(zipfile.ZipFile(shipping.sources_zip(app, {patterns!r})).namelist()))
+        _, content = shipping.sources_zip(app, {patterns!r})
+        print("\\n".join(zipfile.ZipFile(io.BytesIO(content)).namelist()))
         """,
     )
     names = set(answer.splitlines())
