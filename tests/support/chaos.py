@@ -284,9 +284,9 @@ class Chaos:
         """Members that run and are not stopped."""
         return [child for child in self.children if child.alive and not child.stopped]
 
-    def kill(self, child: Child) -> Excuse:
+    def kill(self, child: Child, stopped_at: float | None = None) -> Excuse:
         """End it with SIGKILL; the fault explains the last commit interval."""
-        at = time.monotonic()
+        at = time.monotonic() if stopped_at is None else stopped_at
         self.note("kill", child.number)
         child.process.kill()
         child.process.wait(PATIENCE_S)
@@ -295,6 +295,14 @@ class Chaos:
         excuse = Excuse("kill", child.pid, self.since(at), self.ended[child.pid])
         self.excuses.append(excuse)
         return excuse
+
+    def kill_at_work(self, child: Child, least: int, keys: int = 40) -> Excuse:
+        """SIGKILL with calls under way; where it was quicker than we are it gets more records."""
+
+        def more() -> None:
+            self.supply(least, keys)
+
+        return self.kill(child, self.suspend_at_work(child, more))
 
     @property
     def window_s(self) -> float:
@@ -350,13 +358,16 @@ class Chaos:
         self.excuses.append(excuse)
         return excuse
 
-    def suspend_at_work(self, child: Child) -> float:
-        """SIGSTOP, with calls under way; when."""
+    def suspend_at_work(
+        self, child: Child, meanwhile: Callable[[], object] = lambda: None
+    ) -> float:
+        """SIGSTOP, with calls under way; when. `meanwhile` is called before each further try."""
         while True:
             since = self.suspend(child)
             if self.running_in(child):
                 return since
             self.excuses.remove(self.wake(child, since))  # within its session: it explains nothing
+            meanwhile()
             threading.Event().wait(self.dice.uniform(0.0, LOOK_S))
 
     def running_in(self, child: Child) -> int:

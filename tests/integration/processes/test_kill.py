@@ -9,16 +9,17 @@ from tests.support.chaos import Chaos
 from tests.support.verdict import Verdict
 
 STATIC = {"group.instance.id": "the-one"}  # a killed member's place is free again at once
+LEAST = 1500  # records that a member finds when it starts
 
 
 def kill_and_restart(run: Chaos, kills: int) -> None:
     """Kill the only member at random moments in its work, and start it again each time."""
     for _ in range(kills):
-        run.supply(1500)
+        run.supply(LEAST)
         child = run.start()
         run.let_work(child, run.dice.uniform(0.8, 1.8))
         run.let_settle(child)
-        run.kill(child)
+        run.kill_at_work(child, LEAST)
 
 
 def check_kills(run: Chaos, verdict: Verdict, kills: int) -> None:
