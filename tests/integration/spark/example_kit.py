@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from tests.support import spark_python
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: One small Spark for each; sizes as in the session of conftest.py.
@@ -24,17 +26,19 @@ def example(
     *command: str, log: Path | None = None, python: str = sys.executable, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """An example that runs; whatever is left of it is killed at the end. `log`: its stderr."""
-    env = os.environ | {"PYSPARK_SUBMIT_ARGS": SPARK, "PYSPARK_PYTHON": python}
-    env |= {"SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    # A file, not a pipe: nobody reads along, and the JVM would hold a pipe open.
-    with (log or Path(os.devnull)).open("wb") as err:
-        process = subprocess.Popen(
-            [python, *command], cwd=EXAMPLES, env=env, stdout=err, stderr=err
-        )
-    try:
-        yield process
-    finally:
-        kill(process)
+    with tempfile.TemporaryDirectory() as folder:
+        workers = python if python != sys.executable else spark_python.launcher(Path(folder))
+        env = os.environ | {"PYSPARK_SUBMIT_ARGS": SPARK, "PYSPARK_PYTHON": workers}
+        env |= {"SPARK_LOCAL_IP": "127.0.0.1", **environment}
+        # A file, not a pipe: nobody reads along, and the JVM would hold a pipe open.
+        with (log or Path(os.devnull)).open("wb") as err:
+            process = subprocess.Popen(
+                [python, *command], cwd=EXAMPLES, env=env, stdout=err, stderr=err
+            )
+        try:
+            yield process
+        finally:
+            kill(process)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
