@@ -32,6 +32,13 @@ OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "s
 
 #: how the message of a record begins whose dead letter the broker refuses
 LETTER_REFUSED = "dead letter refused: "
+#: type of the error of a refused output -> the fix
+OUTPUT_CURES = {
+    "UNKNOWN_TOPIC_OR_PART": "create the topic with `weft topics create`, or correct its name",
+    "TOPIC_AUTHORIZATION_FAILED": "give the producer's user the right WRITE on the topic",
+    "TOPIC_EXCEPTION": "correct the topic's name",
+}
+OUTPUT_CURES["_UNKNOWN_TOPIC"] = OUTPUT_CURES["UNKNOWN_TOPIC_OR_PART"]
 #: why a partition of a deleted topic is not read
 TOPIC_GONE = "its topic does not exist any more"
 

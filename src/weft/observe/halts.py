@@ -19,6 +19,7 @@ from weft.observe.sentences import (
     seconds,
     unread_sentence,
 )
+from weft.types import OUTPUT_CURES
 
 #: calls that take longer than this are named as the reason of full slots
 SLOW_S = 1.0
@@ -138,8 +139,9 @@ def _failing(halt: Row) -> tuple[str, str]:
         f"{halt.get('failed', 0):,}, the latest with{error_text(halt, 'error').removeprefix(':')}. "
         f"Records that wait to be retried: {halt.get('waiting', 0):,}."
     )
+    traced = "fix the error: its traceback is in the log (`attempt failed`)"
     return text, (
-        "fix the error: its traceback is in the log (`attempt failed`); to keep the remaining "
+        f"{OUTPUT_CURES.get((halt.get('error') or {}).get('type'), traced)}; to keep the remaining "
         f"attempts until then: `weft pause --handler {halt.get('handler')} --reason TEXT`"
     )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from weft.types import LETTER_REFUSED, TOPIC_GONE, ErrorInfo
+from weft.types import LETTER_REFUSED, OUTPUT_CURES, TOPIC_GONE, ErrorInfo
 
 Row = Mapping[str, Any]
 
@@ -153,9 +153,10 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
         cure = "the app's callbacks run one after another: give what they call a time-out"
         return f"{text}it waits{lasting(row)} for on_exhausted= to return", cure
     text += f"{_attempt(row)} starts in {seconds(due)}"
-    if (row.get("last_error") or {}).get("type") == "RetryAfter":
+    kind = (row.get("last_error") or {}).get("type")
+    if kind == "RetryAfter":
         return text, "wait: the handler, or the service that it calls, asked for this delay"
-    return text, FIX
+    return text, OUTPUT_CURES.get(kind, FIX)
 
 
 #: given up because another attempt of the same code would fail, too

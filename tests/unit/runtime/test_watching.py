@@ -20,6 +20,7 @@ from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.member import Member as MemberOfRun
 from weft.runtime.member.run_log import RunLog
 from weft.runtime.run import watching
+from weft.runtime.run.run_snapshot import of_brokers
 from weft.runtime.run.watching import (
     LONG_CALL_S,
     OUTPUTS_LATE_S,
@@ -410,17 +411,21 @@ class TestBroker:
         assert after["away_s"] >= 60
 
     def test_a_refused_login_is_a_cause_of_its_own(self):
-        """Logged once, and over with the first answer."""
+        """Logged once, not also as brokers that do not answer, and over with the first answer."""
         member = Member()
         watched = Watching(member, "g", None)
         member.run_log.broker_seen_at = time.monotonic() - 60
-        for _ in range(2):
+        errors = (
+            *(LoginRefused(f"Authentication failed (after {n} ms)") for n in (3, 5)),
+            KafkaUnavailable("late"),
+        )
+        for error in errors:
             watched._broker_asked_at = 0.0
-            watched.look(Group(error=LoginRefused("Authentication failed")))
-        assert member.run_log.refused == "Authentication failed"
+            watched.look(Group(error=error))
+        assert [one["cause"] for one in of_brokers(member)] == ["refused"]
         ((what, fields),) = member.told()
         assert (what, fields["reason"]) == (
-            "the brokers refuse the login", "Authentication failed",
+            "the brokers refuse the login", "Authentication failed (after 3 ms)",
         )  # fmt: skip
         member.run_log.broker_seen(time.monotonic())
         assert member.run_log.refused is None

@@ -29,7 +29,7 @@ from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 from weft.policies import DeadLetter
 from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
-from weft.types import ErrorInfo, Headers, Record, Sent
+from weft.types import OUTPUT_CURES, ErrorInfo, Headers, Record, Sent
 
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})
 NO_PARTITION = "_UNKNOWN_PARTITION"
@@ -390,12 +390,6 @@ def _waits(work: Work) -> bool:
 
 
 REPORTED_MAX = 100  # different reasons in one run; topics that come from records could be more
-CURES = {
-    "UNKNOWN_TOPIC_OR_PART": "create the topic with `weft topics create`, or correct its name",
-    "TOPIC_AUTHORIZATION_FAILED": "give the producer's user the right WRITE on the topic",
-    "TOPIC_EXCEPTION": "correct the topic's name",
-}
-CURES["_UNKNOWN_TOPIC"] = CURES["UNKNOWN_TOPIC_OR_PART"]
 
 
 class Refusals:
@@ -411,7 +405,7 @@ class Refusals:
 
     def report(self, error: ErrorInfo | None) -> None:
         """Report a broker's answer; ignores None, and errors without a fix."""
-        cure = "" if error is None else CURES.get(error.type, "")
+        cure = "" if error is None else OUTPUT_CURES.get(error.type, "")
         if error is None or not cure:
             return
         where = error.message.partition(": ")[0], cure

@@ -242,12 +242,11 @@ def of_failures(member: Member, shot: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def of_brokers(member: Member) -> list[dict[str, Any]]:
     """The causes if the brokers do not answer, or refuse the login."""
-    run_log, found = member.run_log, []
-    if (lost_at := run_log.broker_lost_at) is not None:
-        found.append({"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)})
-    if (refused := run_log.refused) is not None:
-        found.append({"cause": "refused", "reason": refused})
-    return found
+    if (refused := member.run_log.refused) is not None:
+        return [{"cause": "refused", "reason": refused}]
+    if (lost_at := member.run_log.broker_lost_at) is not None:
+        return [{"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)}]
+    return []
 
 
 def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any] | None:

@@ -210,9 +210,9 @@ class Watching:
         self._group_asked_at = 0.0
         self._transactions = OpenTransactions(member)
         self._broker_asked_at = 0.0
-        #: what was logged of the brokers: unavailable since, refused for a reason
+        #: what was logged of the brokers: unavailable since, and that they refuse the login
         self._lost_logged_at: float | None = None
-        self._refused_logged: str | None = None
+        self._refused_logged = False
         #: no call has ended and nothing was logged since the last check
         self.quiet = False
 
@@ -271,7 +271,10 @@ class Watching:
             self._ask_a_broker(now, admin)
         # Log one line when no broker answers any more, and one when one does again.
         lost_at, logged_at = run_log.broker_lost_at, self._lost_logged_at
-        if lost_at is not None and logged_at is None:
+        if run_log.refused is not None:  # its text differs each time: milliseconds, states
+            if not self._refused_logged:
+                run_log.line("warning", "the brokers refuse the login", reason=run_log.refused)
+        elif lost_at is not None and logged_at is None:
             self._lost_logged_at = lost_at
             run_log.line(
                 "warning",
@@ -284,10 +287,7 @@ class Watching:
             self._lost_logged_at = None
             away_s = round(run_log.broker_back_at - logged_at, 1)
             run_log.line("info", "a broker answers again", away_s=away_s)
-        if (refused := run_log.refused) != self._refused_logged:
-            self._refused_logged = refused
-            if refused is not None:
-                run_log.line("warning", "the brokers refuse the login", reason=refused)
+        self._refused_logged = run_log.refused is not None
 
     def _ask_a_broker(self, now: float, admin: AdminPort) -> None:
         run_log, member = self._member.run_log, self._member
@@ -302,6 +302,7 @@ class Watching:
                 return
         except LoginRefused as error:
             run_log.refused = str(error)
+            run_log.broker_lost_at = run_log.broker_lost_at or seen_at
             return
         except Exception:  # noqa: S110  # it refuses what was asked, so it is there
             pass
