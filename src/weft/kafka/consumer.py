@@ -313,7 +313,8 @@ class KafkaConsumer(_Asking):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        polled = ports.Polled()
+        polled = ports.Polled(coordinator=self._refusals.coordinator)
+        self._refusals.coordinator = ""
         if messages:
             self._refusals.served()
             if any(map(Message.error, messages)):

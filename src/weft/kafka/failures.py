@@ -146,9 +146,13 @@ class Refusals:
         self._first_at: float | None = None
         self._last_at = 0.0
         self._last: KafkaError | None = None
+        #: the last failed connection to the group's coordinator, until the consumer takes it
+        self.coordinator = ""
 
     def note(self, error: KafkaError) -> None:
         """The client's `error_cb`."""
+        if (text := error.str()).startswith("GroupCoordinator: ") and " failed: " in text:
+            self.coordinator = scrub(text.partition(" (after")[0], self._config)
         if poll_verdict(error.code()) == "stop":
             now = self._clock()
             if self._first_at is None or now - self._last_at > GRACE_S:

@@ -80,6 +80,8 @@ class Polled:
     ends: list[tuple[str, int, int]] = field(default_factory=list)
     commits: list[CommitAnswer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    #: why the connection to the group's coordinator failed, if it has since the last poll
+    coordinator: str = ""
     #: partitions whose position is out of the log's range; not fetched until `begin`
     out_of_range: list[TopicPartition] = field(default_factory=list)
 

@@ -91,6 +91,10 @@ BROKER_NEXT = (
     "restore a broker or the network; calls continue, and their records are committed when a "
     "broker answers"
 )
+COORDINATOR_NEXT = (
+    "restore that broker; without a majority of the controllers no other takes its place: "
+    "`kafka-metadata-quorum.sh --bootstrap-server HOST:9092 describe --status`"
+)
 REFUSED_NEXT = (
     "correct the user, password or certificate in kafka={...} and restart: after 30 s of "
     "refusals the run ends"
@@ -139,11 +143,23 @@ def _failing(halt: Row) -> tuple[str, str]:
         f"{halt.get('failed', 0):,}, the latest with{error_text(halt, 'error').removeprefix(':')}. "
         f"Records that wait to be retried: {halt.get('waiting', 0):,}."
     )
-    traced = "fix the error: its traceback is in the log (`attempt failed`)"
+    cure = OUTPUT_CURES.get((halt.get("error") or {}).get("type", ""))
     return text, (
-        f"{OUTPUT_CURES.get((halt.get('error') or {}).get('type'), traced)}; to keep the remaining "
-        f"attempts until then: `weft pause --handler {halt.get('handler')} --reason TEXT`"
+        f"{cure or 'fix the error: its traceback is in the log (`attempt failed`)'}; to keep the "
+        f"remaining attempts until then: `weft pause --handler {halt.get('handler')} --reason TEXT`"
     )
+
+
+def _broker(halt: Row) -> tuple[str, str]:
+    if halt.get("reason"):
+        return (
+            "The group's coordinator does not answer: nothing is committed and no partition "
+            f"assigned. {seconds(halt.get('for_s', 0.0))} ago: {halt['reason']}."
+        ), COORDINATOR_NEXT
+    return (
+        f"No broker has answered{lasting(halt)}: nothing is fetched or committed. "
+        "Remaining: unknown."
+    ), BROKER_NEXT
 
 
 def _unread(halt: Row) -> tuple[str, str]:
@@ -325,13 +341,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         "Nothing starts: the polling thread was blocked, so membership must be confirmed first.",
         "a commit confirms it; was the process suspended, or the machine overloaded?",
     ),
-    "broker": lambda halt: (
-        (
-            f"No broker has answered{lasting(halt)}: nothing is fetched or committed. "
-            "Remaining: unknown."
-        ),
-        BROKER_NEXT,
-    ),
+    "broker": _broker,
     "refused": lambda halt: (
         f"The brokers refuse the login: {halt.get('reason', 'no reason given').rstrip('.')}.",
         REFUSED_NEXT,

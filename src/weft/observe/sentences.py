@@ -153,7 +153,7 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
         cure = "the app's callbacks run one after another: give what they call a time-out"
         return f"{text}it waits{lasting(row)} for on_exhausted= to return", cure
     text += f"{_attempt(row)} starts in {seconds(due)}"
-    kind = (row.get("last_error") or {}).get("type")
+    kind = (row.get("last_error") or {}).get("type", "")
     if kind == "RetryAfter":
         return text, "wait: the handler, or the service that it calls, asked for this delay"
     return text, OUTPUT_CURES.get(kind, FIX)

@@ -46,6 +46,15 @@ def shot(*blockers, halts=(), partitions=None, handlers=()):
     }  # fmt: skip
 
 
+def test_a_refused_output_names_the_right_to_grant():
+    """There is no traceback to look at."""
+    error = {"type": "TOPIC_AUTHORIZATION_FAILED", "message": "output to alerts: denied"}
+    told = halt_sentence({"cause": "failing", "handler": "check", "failed": 40, "error": error})
+    assert told.next.startswith("give the producer's user the right WRITE on the topic; to keep")
+    one = record_sentence(record("retrying", attempts=1, due_in_s=1.0, last_error=error))
+    assert one.next == "give the producer's user the right WRITE on the topic"
+
+
 def test_slots_that_acknowledged_batches_keep_are_named():
     """With what ends that."""
     halt = {"cause": "slots", "handler": "check", "acknowledged": 3}

@@ -9,11 +9,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError
 
 from weft.core.engine import Engine
 from weft.core.events import Assignment, HandlerSpec, Returned
 from weft.errors import ConfigError
+from weft.kafka.failures import Refusals
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled
+from weft.observe.halts import halt_sentence
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
@@ -422,13 +425,33 @@ class TestBroker:
         for error in errors:
             watched._broker_asked_at = 0.0
             watched.look(Group(error=error))
-        assert [one["cause"] for one in of_brokers(member)] == ["refused"]
+        assert [one["cause"] for one in of_brokers(member, [])] == ["refused"]
         ((what, fields),) = member.told()
         assert (what, fields["reason"]) == (
             "the brokers refuse the login", "Authentication failed (after 3 ms)",
         )  # fmt: skip
         member.run_log.broker_seen(time.monotonic())
         assert member.run_log.refused is None
+
+    def test_a_coordinator_that_is_away_is_named_while_a_commit_waits_for_it(self):
+        """By the client's error, until a commit is stored; a broker that answers is not enough."""
+        member, refusals = Member(), Refusals({})
+        away = "GroupCoordinator: b:9092: Connect to ipv4#1.2.3.4:9092 failed: Connection refused"
+        refusals.note(KafkaError(KafkaError._TRANSPORT, f"{away} (after 0ms in state CONNECT)"))
+        stored = [CommitAnswer(1, "t", 0, "stored", "")]
+        part = {"committed": 3, "frontier": 5}
+        member.run_log.received(Polled(coordinator=refusals.coordinator))
+        member.run_log.broker_seen(time.monotonic())
+        for rows in ([], [part]):
+            (told,) = [halt_sentence(one) for one in of_brokers(member, rows)]
+            assert told.text.startswith(
+                "The group's coordinator does not answer: nothing is committed"
+            )
+            assert told.text.endswith(f"s ago: {away}.")
+            assert "kafka-metadata-quorum.sh" in told.next
+        assert of_brokers(member, [{**part, "frontier": 3}]) == []
+        member.run_log.received(Polled(commits=stored))
+        assert of_brokers(member, [part]) == []
 
     def unassigned(self, group, **run_log):
         """A member without a partition for so long that its group is asked, after one look."""

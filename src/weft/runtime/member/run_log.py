@@ -93,6 +93,8 @@ class RunLog:
         self.broker_seen_at = clock()
         #: why the brokers refuse the login; None while they do not
         self.refused: str | None = None
+        #: when the group's coordinator last failed, and how; None from the next stored commit on
+        self.coordinator_lost: tuple[float, str] | None = None
         #: partitions stuck before the end of their log -> the last stable offset; replaced as a
         #: whole by the watching thread, any thread reads it
         self.stable_ends: Mapping[TopicPartition, int] = {}
@@ -110,8 +112,13 @@ class RunLog:
 
         A failed commit proves nothing: librdkafka reports failures for unreachable brokers.
         """
-        if polled.batches or polled.ends or any(one.verdict == "stored" for one in polled.commits):
+        stored = any(one.verdict == "stored" for one in polled.commits)
+        if polled.batches or polled.ends or stored:
             self.broker_seen(self._clock())
+        if polled.coordinator:
+            self.coordinator_lost = self._clock(), polled.coordinator
+        elif stored:
+            self.coordinator_lost = None
 
     def broker_seen(self, at: float) -> None:
         """A broker has answered."""

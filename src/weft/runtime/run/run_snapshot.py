@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: calls whose stack is in a snapshot, and the least duration for it: reading one is not free
 STACKS_MAX = 3
 STACK_AFTER_S = 5.0
+#: librdkafka repeats an error of a connection every 30 s
+COORDINATOR_S = 45.0
 #: several apps of one process are separate members
 _runs = itertools.count()
 
@@ -142,7 +144,8 @@ class Snapshots:
                 row["repeats"] = plan.ledger.repeats
         calls = [halt["oldest"] for halt in shot["halts"] if "oldest" in halt]
         add_calls(member, [*calls, *shot["blockers"]])
-        shot["halts"] = of_group(member, watching, shot["halts"]) + of_brokers(member)
+        shot["halts"] = of_group(member, watching, shot["halts"])
+        shot["halts"] += of_brokers(member, shot["partitions"])
         if worst and watching is not None:
             shot["halts"] += of_loop(member, watching, account.at, epoch_s)
         shot["halts"] += of_failures(member, shot)
@@ -240,13 +243,18 @@ def of_failures(member: Member, shot: Mapping[str, Any]) -> list[dict[str, Any]]
     return found
 
 
-def of_brokers(member: Member) -> list[dict[str, Any]]:
+def of_brokers(member: Member, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The causes if the brokers do not answer, or refuse the login."""
     if (refused := member.run_log.refused) is not None:
         return [{"cause": "refused", "reason": refused}]
     if (lost_at := member.run_log.broker_lost_at) is not None:
         return [{"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)}]
-    return []
+    at, reason = member.run_log.coordinator_lost or (float("-inf"), "")
+    ago_s = time.monotonic() - at
+    waits = not rows or any(row["committed"] != row["frontier"] for row in rows)
+    if ago_s > COORDINATOR_S or not waits:
+        return []
+    return [{"cause": "broker", "for_s": round(ago_s, 1), "reason": reason}]
 
 
 def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any] | None:
