@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.core.effects import Finished
@@ -188,3 +189,22 @@ def test_a_reader_who_comes_after_the_start_is_fed():
     results.end()
     assert [result.record.offset for result in stream] == [7]
     assert member.did[0] == ("report", True)
+
+
+def test_a_buffered_stop_that_waits_for_the_reader_is_bounded_and_logged(caplog) -> None:
+    """Unread results hold what is buffered; the line of the time-out names them as a cause."""
+    count = 2 * RESULTS_MAX
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        for number in range(count):
+            kafka.produce("orders", str(number))
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap}, drain_timeout_s=0.5)
+        app.consume("orders", concurrency=1)(lambda record: None)
+        results = app.results()
+        run = app.start()
+        wait_for(lambda: results._full, LIMIT_S)
+        run.stop("buffered")
+        report = run.wait(LIMIT_S)
+    assert RESULTS_MAX <= report.done < count
+    assert len(list(results)) == report.done
+    assert "or app.results() is not read" in caplog.text

@@ -144,7 +144,10 @@ class RunLog:
             "on the handler"
         )
         if not left:
-            after = "no call runs: outputs or a commit were not acknowledged, see the lines before"
+            after = (
+                "no call runs: outputs or a commit were not acknowledged (see the lines before), "
+                "or app.results() is not read"
+            )
         self.line(
             "warning",
             "drain timed out",
