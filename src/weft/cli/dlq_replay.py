@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -193,7 +193,7 @@ class _Call:
         else:
             outcome = self._send_carefully(run, plan, on_progress, connection_of)
         on_progress.hide()
-        self._print_outcome(run, plan, outcome)
+        self._print_outcome(run, plan, outcome, readers)
 
     def _send_carefully(
         self, run: Replay, plan: Plan, on_progress: Bar, connection_of: Callable[[str], Any]
@@ -210,9 +210,11 @@ class _Call:
         with closing(connection_of(groups[0]).log_reader()) as commits:
             return Careful(run, commits, self.outcome_s, on_progress).send(plan)
 
-    def _print_outcome(self, run: Replay, plan: Plan, outcome: Outcome) -> None:
+    def _print_outcome(
+        self, run: Replay, plan: Plan, outcome: Outcome, readers: Mapping[str, Sequence[str]]
+    ) -> None:
         if self.as_json:
-            facts = plan.facts()
+            facts = {**plan.facts(), "groups": readers}
             left = {**facts["left_out"]}
             for reason, count in outcome.left_out.items():
                 left[reason] = left.get(reason, 0) + count

@@ -76,8 +76,9 @@ class HandlerLoop:
         """Open the lifespan and return its value. Runs on the loop. FatalError if it fails."""
         if lifespan is None:
             return None
+        arguments = (app,) if takes_argument(lifespan) else ()
         try:
-            context = self._context = lifespan(app) if takes_argument(lifespan) else lifespan()
+            context = self._context = lifespan(*arguments)
             if isinstance(context, AbstractAsyncContextManager):
                 return await self._stack.enter_async_context(context)
             if isinstance(context, AbstractContextManager):
@@ -143,10 +144,14 @@ class HandlerLoop:
 
 
 def takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a lifespan takes the app as argument, as FastAPI's do."""
+    """Whether a lifespan takes the app as argument, as FastAPI's do; ConfigError for more."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+    left_out = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in left_out]
+    if len(needed) > 1 or any(p.kind == p.KEYWORD_ONLY for p in needed):
+        names = ", ".join(p.name for p in needed)
+        raise ConfigError(f"App(lifespan=...) requires {names}: it gets the app, or nothing")
+    return bool(needed)
