@@ -97,12 +97,21 @@ BRIEF_S = 5.0
 TAKES_TIME = ("running", "sending", "committing", "pending", "marking")
 
 
+#: the handler has not been called: its call waits to begin the transaction, or to commit it
+LEDGER_WAITS = (
+    "the ledger's database is away or a transaction locks it: `fuser -v FILE` (SQLite) or `SELECT "
+    "pid, state, query FROM pg_stat_activity` (PostgreSQL) names the process"
+)
+
+
 def ends_by(row: Row) -> str:
     """What ends a running call; this depends on the executor."""
     if (row.get("for_s") or 0.0) < BRIEF_S:
         return ""
     if row.get("loop_blocked"):
         return "it continues when the handlers' loop does; timeout_s ends no call until then"
+    if any(line.startswith("ledger/ledger_run.py:") for line in list(row.get("stack") or ())[:1]):
+        return LEDGER_WAITS
     limit_s, kind = row.get("timeout_s"), row.get("executor")
     late = limit_s is not None and (row.get("for_s") or 0.0) > limit_s + 1.0
     if kind == "threads":

@@ -46,6 +46,20 @@ def shot(*blockers, halts=(), partitions=None, handlers=()):
     }  # fmt: skip
 
 
+def test_a_call_that_waits_for_its_ledger_is_not_the_handlers_fault():
+    """A time-out in the handler, or a restart, would not unlock the database."""
+    stack = [
+        "ledger/ledger_run.py:127 handle: with engine.begin() as connection:",
+        "engine/base.py:3244",
+    ]
+    one = record_sentence(record(executor="threads", stack=stack))
+    assert one.next.startswith("the ledger's database is away or a transaction locks it: `fuser -v")
+    own = record_sentence(
+        record(executor="threads", stack=["shop/app.py:12 check: client.get(url)"])
+    )
+    assert own.next.startswith("a thread cannot be cancelled")
+
+
 def test_a_refused_output_names_the_right_to_grant():
     """There is no traceback to look at."""
     error = {"type": "TOPIC_AUTHORIZATION_FAILED", "message": "output to alerts: denied"}
