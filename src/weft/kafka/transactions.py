@@ -34,6 +34,10 @@ _log = logging.getLogger("weft.kafka")
 TRANSACTION_TIMEOUT_S = 10.0
 INIT_S = 30.0
 PROPAGATION_MS = 3_000  # librdkafka's default is three times a message's time-out
+#: A producer that sends offsets to a coordinator that was restarted waits until the state of any
+#: connection changes, and checks no time-out (librdkafka 2.16, issues 5456 and 5511): to close an
+#: idle connection is such a change, after which it asks for the coordinator again.
+IDLE_MS = 5_000
 RETRY_S = 0.1
 FLUSH_S = 0.05
 SLOW_END_S = 1.0  # ten times the usual duration
@@ -52,6 +56,7 @@ class KafkaTransactions:
         """`config`: librdkafka producer properties; `own_id`: see KafkaConsumer."""
         self._own_id = own_id
         self._config = {
+            "connections.max.idle.ms": IDLE_MS,
             **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),

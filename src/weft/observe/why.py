@@ -45,6 +45,8 @@ TOPICS_MAX = 10
 #: a call hangs if it runs longer than this and than three times the p99
 HANGS_S = 10.0
 HANGS_P99 = 3.0
+#: an ack, a commit or a transaction that takes longer is reported; a table's file takes 10 s
+UNANSWERED_S = 30.0
 #: a frontier that has not moved for this long is stuck, not slow
 STUCK_S = 10.0
 #: a call that takes longer, and longer than the p99, is named if records wait behind it
@@ -370,11 +372,13 @@ def _of_member(shot: Row, halt: Row) -> Sentence:
 
 
 def weighs(row: Row) -> bool:
-    """It blocks other records, or its attempts fail."""
-    return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
-        "parked",
-        "retrying",
-        "on_hold",
+    """It blocks other records, its attempts fail, or the broker has not answered it for long."""
+    late = row["place"] in TAKES_TIME and row["place"] != "running" and row["at_frontier"]
+    return bool(
+        row["waiting_behind"]
+        or row["done_beyond"]
+        or row["place"] in ("parked", "retrying", "on_hold")
+        or (late and (row.get("for_s") or 0.0) >= UNANSWERED_S)
     )
 
 

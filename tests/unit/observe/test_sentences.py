@@ -310,6 +310,15 @@ def test_a_healthy_run_is_reported_to_be():
     assert told.text == "Nothing is stuck: state running, 60,000 records remaining."
 
 
+@pytest.mark.parametrize("place", ["pending", "committing", "sending", "marking"])
+@pytest.mark.parametrize(("for_s", "about"), [(29.9, "healthy"), (30.0, None), (30.1, None)])
+def test_an_answer_of_the_broker_that_is_long_overdue_is_reported(place, for_s, about):
+    """Also if nothing waits behind the record, and nothing is done beyond it."""
+    row = record(place=place, waiting_behind=0, done_beyond=0, for_s=for_s, at_frontier=True)
+    (told,) = why(shot(row))
+    assert told.about == (about or place)
+
+
 def test_a_partition_that_is_drained_or_not_ours():
     """Both are answers."""
     done = partition(remaining=0)
