@@ -104,6 +104,8 @@ class Handlers:
     def __init__(self, plan: Plan, app: weft.App) -> None:
         self._plan, self._app = plan, app
         self._log = Writer(plan.log)
+        #: of each partition the last assignment that a call began in
+        self._epochs: dict[int, int] = {}
 
     async def wait(self, record: weft.Record) -> None:
         """An `async def` handler."""
@@ -133,6 +135,11 @@ class Handlers:
 
     def _begin(self, record: weft.Record) -> int:
         epoch = self._epoch(record)
+        if epoch < 0:
+            # A revoke takes the partition first and then waits for its calls: what is marked as
+            # started (at_most_once) begins under the assignment that ends.
+            epoch = self._epochs.get(record.partition, -1)
+        self._epochs[record.partition] = epoch
         self._write("S", record, epoch)
         return epoch
 
