@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 COLLECTED := $(VENV)/.collected
 MUTANTS ?= 60
-# Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
+# Where it is set, each process of a test compiles all of Perkey anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
 # What has none of it: each worker would import it for nothing.
@@ -32,7 +32,7 @@ help: ## List the targets
 setup: $(COLLECTED) ## Make .venv with every extra, from the lock file
 
 $(STAMP): pyproject.toml requirements.lock
-	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Weft needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
+	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Perkey needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python cannot make virtual environments: apt install python3-venv" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python .ci/install.py
@@ -46,7 +46,7 @@ $(COLLECTED): $(STAMP)
 	@touch $@
 
 need-broker: $(STAMP)
-	@$(BIN)/python -m weft.broker
+	@$(BIN)/python -m perkey.broker
 
 demo: need-broker ## The main job from end to end, with its proof in demo-out/
 	$(BIN)/python -m demo
@@ -62,7 +62,7 @@ test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minut
 test-page: need-broker ## The page in a real Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest tests/integration/page
 
-spark-matrix: need-broker ## Each of Weft's ways on Spark 3.5, 4.0, 4.1, 4.2 and 4.3 (15 minutes)
+spark-matrix: need-broker ## Each of Perkey's ways on Spark 3.5, 4.0, 4.1, 4.2 and 4.3 (15 minutes)
 	$(BIN)/python -m pytest -rA tests/integration/spark/test_versions.py
 
 chaos-short: need-broker ## Faults of three brokers: is every partition read again at once?

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: Weft beside bare sleeps and the Java Parallel Consumer."""
+"""`python -m benchmarks`: Perkey beside bare sleeps and the Java Parallel Consumer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Weft's side of a benchmark: one app in a process of its own.
+"""Perkey's side of a benchmark: one app in a process of its own.
 
 `python -m benchmarks.apps '<json of AppSpec>'` prints one line of JSON. Time runs from the first
 handler call to the last completion, as in java/Bench.java.
@@ -15,11 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import weft
+import perkey
 from benchmarks.sleeps import table_s
 from benchmarks.threads import spent, switches, thread_seconds
 
-Handler = Callable[[weft.Record], Awaitable[None]] | Callable[[weft.Record], None]
+Handler = Callable[[perkey.Record], Awaitable[None]] | Callable[[perkey.Record], None]
 
 _SAMPLE_EVERY_S = 0.1
 _PAGE_BYTES = 4096
@@ -115,8 +115,8 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def build(spec: AppSpec, meter: Meter) -> weft.App:
-    """An app with Weft's defaults and the one handler the spec names."""
+def build(spec: AppSpec, meter: Meter) -> perkey.App:
+    """An app with Perkey's defaults and the one handler the spec names."""
     shown: dict[str, Any] = {}
     if spec.seen in ("all", "http"):
         shown["http"] = spec.http
@@ -124,7 +124,7 @@ def build(spec: AppSpec, meter: Meter) -> weft.App:
         shown["reports"] = "bench.reports"
     if spec.seen == "otel":
         _trace()
-    app = weft.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap}, **shown)
+    app = perkey.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap}, **shown)
     handler = _counting(meter) if spec.sample_memory else _handler(spec, meter)
     consume: Callable[..., Any] = app.consume  # the options come as text
     consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(handler)
@@ -154,12 +154,12 @@ def _handler(spec: AppSpec, meter: Meter) -> Handler:
         return noop(spec.executor, meter)
     sleep_s = table_s if spec.handler == "table" else _constant(float(spec.handler) / 1000)
 
-    async def wait(record: weft.Record) -> None:
+    async def wait(record: perkey.Record) -> None:
         meter.begin()
         await asyncio.sleep(sleep_s(record.offset))
         meter.end()
 
-    def block(record: weft.Record) -> None:
+    def block(record: perkey.Record) -> None:
         meter.begin()
         time.sleep(sleep_s(record.offset))
         meter.end()
@@ -194,7 +194,7 @@ def noop(executor: str, meter: Meter) -> Callable[[Any], Any]:
 def _counting(meter: Meter) -> Handler:
     """A no-op whose progress another thread can read (async only: the loop is the one writer)."""
 
-    async def counted(_record: weft.Record) -> None:
+    async def counted(_record: perkey.Record) -> None:
         if meter.handled == 0:
             meter.start()
         meter.handled += 1

@@ -1,6 +1,6 @@
 """The same sleeps with no Kafka: the least time any consumer of this kind could take.
 
-Run as a process of its own, as Weft is: `python -m benchmarks.bare '<json of BareSpec>'`.
+Run as a process of its own, as Perkey is: `python -m benchmarks.bare '<json of BareSpec>'`.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 
-from weft.codec import MapTooLarge, decode, encode, encode_fitting, measure
+from perkey.codec import MapTooLarge, decode, encode, encode_fitting, measure
 
 ROUNDS = 7
 

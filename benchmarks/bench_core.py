@@ -18,15 +18,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from weft.account.account import begin, copies, slices
-from weft.account.snapshot import snapshot
-from weft.core import effects as fx
-from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment, Failed, HandlerSpec, Limits
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.policies import Retry
-from weft.types import ErrorInfo, Record
+from perkey.account.account import begin, copies, slices
+from perkey.account.snapshot import snapshot
+from perkey.core import effects as fx
+from perkey.core.engine import Engine
+from perkey.core.events import Answer, Assignment, Failed, HandlerSpec, Limits
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.policies import Retry
+from perkey.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("E", "e")
 VALUE = b"x" * 100

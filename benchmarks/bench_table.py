@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.kafka.ports import OutMessage, ToCommit
-from weft.spark.table import DeltaTable, IcebergTable
-from weft.spark.table.committer import Committer
-from weft.spark.table.line import TableLine, TablePlan
-from weft.spark.table.rows import as_rows, columns_of, row_of
-from weft.spark.table.sink import TABLE, TableSink
-from weft.types import Record
+from perkey.kafka.ports import OutMessage, ToCommit
+from perkey.spark.table import DeltaTable, IcebergTable
+from perkey.spark.table.committer import Committer
+from perkey.spark.table.line import TableLine, TablePlan
+from perkey.spark.table.rows import as_rows, columns_of, row_of
+from perkey.spark.table.sink import TABLE, TableSink
+from perkey.types import Record
 
 COLUMNS = columns_of(pa.schema([("inside", pa.bool_()), ("zone", pa.string())]))
 VALUE = b'{"inside": true, "zone": "north-west"}'

@@ -27,4 +27,4 @@ def rounds_of_work() -> int:
 
 def work(record: object) -> None:
     """The handler; the record's value says how many rounds."""
-    burn(int(record.value))  # type: ignore[attr-defined] # of a weft.Record or a plain message
+    burn(int(record.value))  # type: ignore[attr-defined] # of a perkey.Record or a plain message

@@ -1,6 +1,6 @@
-"""What one would write without Weft, with a handler that does nothing: the sides of floor.py.
+"""What one would write without Perkey, with a handler that does nothing: the sides of floor.py.
 
-Run as a process of its own, as Weft is: `python -m benchmarks.clients '<json of ClientSpec>'`.
+Run as a process of its own, as Perkey is: `python -m benchmarks.clients '<json of ClientSpec>'`.
 """
 
 import asyncio

@@ -17,8 +17,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-import weft
-from weft.broker import LocalBroker
+import perkey
+from perkey.broker import LocalBroker
 
 MUST_EXACT = 0.8
 MUST_BATCH = 40.0
@@ -52,11 +52,11 @@ class Clock:
 
 
 def measure(
-    broker: str, topic: str, records: int, consume: Callable[[weft.App, Clock], None]
+    broker: str, topic: str, records: int, consume: Callable[[perkey.App, Clock], None]
 ) -> float:
     """Records a second of one run in a group of its own."""
     app, clock = (
-        weft.App(f"bench-{uuid.uuid4().hex[:8]}", {"bootstrap.servers": broker}),
+        perkey.App(f"bench-{uuid.uuid4().hex[:8]}", {"bootstrap.servers": broker}),
         Clock(records),
     )
     consume(app, clock)
@@ -68,8 +68,8 @@ def measure(
 def single(topic: str, work_s: float, at_once: int, **options: Any) -> Callable[..., None]:
     """One record a call, `work_s` of waiting each; gives an output where `output` is set."""
 
-    def consume(app: weft.App, clock: Clock) -> None:
-        async def handler(record: weft.Record) -> bytes | None:
+    def consume(app: perkey.App, clock: Clock) -> None:
+        async def handler(record: perkey.Record) -> bytes | None:
             await asyncio.sleep(work_s)
             clock.count()
             return b"" if "output" in options else None
@@ -83,8 +83,8 @@ def single(topic: str, work_s: float, at_once: int, **options: Any) -> Callable[
 def batched(topic: str, at_once: int, **options: Any) -> Callable[..., None]:
     """A hundred records a call, a fixed cost a call and a little a record."""
 
-    def consume(app: weft.App, clock: Clock) -> None:
-        async def handler(batch: weft.RecordBatch) -> None:
+    def consume(app: perkey.App, clock: Clock) -> None:
+        async def handler(batch: perkey.RecordBatch) -> None:
             await asyncio.sleep(CALL_S + RECORD_S * len(batch))
             clock.count(len(batch))
 
@@ -93,7 +93,7 @@ def batched(topic: str, at_once: int, **options: Any) -> Callable[..., None]:
             topic,
             concurrency=at_once,
             ordering="unordered",
-            batch=weft.Batch(max_records=BATCH),
+            batch=perkey.Batch(max_records=BATCH),
             **options,
         )(handler)
 
@@ -108,7 +108,7 @@ def modes(topic: str, output: str) -> dict[str, Callable[..., None]]:
 
     return {
         "at_least_once": work(),
-        "Commit(each=True)": work(commit=weft.Commit(each=True)),
+        "Commit(each=True)": work(commit=perkey.Commit(each=True)),
         "at_most_once": work(delivery="at_most_once"),
         "at_least_once, outputs": work(output=output),
         "exactly_once": work(delivery="exactly_once"),

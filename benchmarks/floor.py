@@ -1,6 +1,6 @@
 """Processor time per record, from the first call to the last: `python -m benchmarks.floor`.
 
-1. A handler that does nothing: the bare client's loop, Weft, and what one would write without it.
+1. A handler that does nothing: the bare client's loop, Perkey, and what one would write without it.
 2. A handler of 0 to 5 ms on threads, 100 at once: with the context switches of each record, and
    those of 100 threads without Kafka, that only sleep, or also run some Python after each sleep.
    A thread that wakes while another one runs Python waits for the interpreter: one more switch.
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import machine, sides, topics
 from benchmarks.bare import BareSpec
 from benchmarks.clients import CLIENTS, ClientSpec
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 NOOP = topics.TopicSpec(records=500_000, keys=1_000, partitions=4, value_bytes=100)
 SLEEPS = topics.TopicSpec(records=20_000, keys=1_000, partitions=1, value_bytes=100)
@@ -32,19 +32,19 @@ AT_ONCE = 100
 LIMIT_S = 600
 BARE = "bare client"
 NOOP_MAX, SLEEP_US_MAX = 2.5, 50.0
-#: (handler, executor) of Weft's sides
-WEFT = {"weft async": ("noop", "async"), "weft threads": ("noop", "threads")}
+#: (handler, executor) of Perkey's sides
+PERKEY = {"perkey async": ("noop", "async"), "perkey threads": ("noop", "threads")}
 SLEEPING = {"0-5 ms on threads": ("table", "threads")}
 #: the same sleeps without Kafka -> processor time of Python in each call, in µs
 BARE_SLEEPING = {"0-5 ms, bare threads": 0.0, "0-5 ms, bare + 5 µs of Python": 5.0}
-#: at most as many switches as this one has: a record takes Weft more than that
+#: at most as many switches as this one has: a record takes Perkey more than that
 SWITCHES_OF = "0-5 ms, bare + 5 µs of Python"
 
 Runs = dict[str, list[dict[str, Any]]]
 
 
 def measured(bootstrap: str, rounds: int, scale: float, beside: Path | None) -> Runs:
-    """All sides, so many times in turn; by name. `beside`: a `src` whose Weft runs, too."""
+    """All sides, so many times in turn; by name. `beside`: a `src` whose Perkey runs, too."""
     runs: Runs = {}
     with _filled(bootstrap, NOOP, scale) as noop, _filled(bootstrap, SLEEPS, scale) as sleeps:
         for _ in range(rounds):
@@ -57,8 +57,8 @@ def measured(bootstrap: str, rounds: int, scale: float, beside: Path | None) -> 
                 bare = BareSpec("threads", "table", sleeps[1], AT_ONCE, None, python_us)
                 row = sides.run_python("benchmarks.bare", asdict(bare), LIMIT_S)
                 runs.setdefault(name, []).append(row)
-            for name, (handler, executor) in (WEFT | SLEEPING).items():
-                topic, records = noop if name in WEFT else sleeps
+            for name, (handler, executor) in (PERKEY | SLEEPING).items():
+                topic, records = noop if name in PERKEY else sleeps
                 for source in (None, beside) if beside else (None,):
                     spec = {
                         "bootstrap": bootstrap, "topic": topic, "group": sides.fresh_group(),
@@ -93,7 +93,7 @@ def _row(
     us, switches = statistics.median(each), _switches(rows)
     over = statistics.median(one / _us(base) for one, base in zip(each, bare, strict=True))
     passed, target = None, ""
-    if name in WEFT:
+    if name in PERKEY:
         passed, target = over <= NOOP_MAX, f"at most {NOOP_MAX} × the bare client"
     elif name in SLEEPING:
         passed = us <= SLEEP_US_MAX and switches <= possible
@@ -127,13 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="times the number of records")
-    parser.add_argument("--beside", type=Path, metavar="SRC", help="Weft of another commit, too")
+    parser.add_argument("--beside", type=Path, metavar="SRC", help="Perkey of another commit, too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     if given.rounds < 1 or given.scale <= 0:
         parser.error("give --rounds of 1 or more, and a --scale above 0")
-    if given.beside and not (given.beside / "weft").is_dir():
-        parser.error(f"--beside {given.beside}: give the `src` folder of a clone of Weft")
+    if given.beside and not (given.beside / "perkey").is_dir():
+        parser.error(f"--beside {given.beside}: give the `src` folder of a clone of Perkey")
     with LocalBroker() as broker:
         rows = table(measured(broker.bootstrap, given.rounds, given.scale, given.beside))
     if given.json:

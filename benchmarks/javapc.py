@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.broker.jars import cache_dir
+from perkey.broker.jars import cache_dir
 
 VERSION = "0.5.3.3"
 _SOURCES = Path(__file__).resolve().parent.parent / "java"

@@ -1,4 +1,4 @@
-"""The event loop Weft would use here: uvloop's when it is installed, else asyncio's."""
+"""The event loop Perkey would use here: uvloop's when it is installed, else asyncio's."""
 
 import asyncio
 import importlib.util
@@ -10,7 +10,7 @@ def loop_name() -> str:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the same kind as Weft's, so that the bare baseline is the same kind too."""
+    """A loop of the same kind as Perkey's, so that the bare baseline is the same kind too."""
     if loop_name() == "asyncio":
         return asyncio.new_event_loop()
     import uvloop

@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
         "librdkafka": confluent_kafka.libversion()[0],
         "java": _output("java", "-version").partition("\n")[0],
         "java_parallel_consumer": javapc.VERSION,
-        "weft_commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "perkey_commit": _output("git", "rev-parse", "--short", "HEAD"),
     }
 
 

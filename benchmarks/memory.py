@@ -20,7 +20,7 @@ Samples = Sequence[tuple[int, int]]
 
 
 def workload(scale: float) -> Workload:
-    """Ten million records of 100 B through a no-op async handler with Weft's defaults."""
+    """Ten million records of 100 B through a no-op async handler with Perkey's defaults."""
     return Workload(
         group="memory",
         name="memory",
@@ -40,7 +40,7 @@ def workload(scale: float) -> Workload:
 
 
 def run(work: Workload, bootstrap: str, topic: str) -> dict[str, Any]:
-    """Run Weft with its memory sampled; raises SideError."""
+    """Run Perkey with its memory sampled; raises SideError."""
     spec = {**sides.app_spec(work, "async", bootstrap, topic), "sample_memory": True}
     return sides.run_app(spec, _LIMIT_S)
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-import weft
-from weft.broker import LocalBroker
+import perkey
+from perkey.broker import LocalBroker
 
 TOPIC, WAIT_S, EVERY_S = "outage", 300.0, 0.05
 
@@ -50,11 +50,11 @@ class Member:
     def __init__(self, bootstrap: str, name: str, kafka: dict[str, Any]) -> None:
         self.name, self.handled = name, [0.0]
         group = "".join(c if c.isalnum() else "-" for c in name)
-        self.app = weft.App(group=group, kafka={"bootstrap.servers": bootstrap, **kafka})
+        self.app = perkey.App(group=group, kafka={"bootstrap.servers": bootstrap, **kafka})
         self.app.consume(TOPIC, ordering="unordered")(self.handle)
         self.run = self.app.start()
 
-    def handle(self, record: weft.Record) -> None:
+    def handle(self, record: perkey.Record) -> None:
         """Note when."""
         self.handled.append(time.monotonic())
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
-import weft
+import perkey
 from benchmarks import burning, machine
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 WORKERS = 2
 MUST_STEADY, MUST_WHOLE, MUST_COST_US = 1.8, 1.6, 30.0
@@ -65,9 +65,9 @@ def beside_a_loop(bootstrap: str, records: int, rounds: int) -> dict[str, Any]:
     steady, whole = [], []
     for _ in range(rounds):
         loop_s, loop_whole_s = plain_loop(bootstrap, "work", records)
-        weft_s, weft_whole_s = in_workers(bootstrap, "work", records)
-        steady.append(loop_s / weft_s)
-        whole.append(loop_whole_s / weft_whole_s)
+        perkey_s, perkey_whole_s = in_workers(bootstrap, "work", records)
+        steady.append(loop_s / perkey_s)
+        whole.append(loop_whole_s / perkey_whole_s)
     medians = statistics.median(steady), statistics.median(whole)
     return {
         "type": "processes",
@@ -122,7 +122,7 @@ def plain_loop(bootstrap: str, topic: str, records: int) -> tuple[float, float]:
 
 def in_workers(bootstrap: str, topic: str, records: int) -> tuple[float, float]:
     """The same of an app with two worker processes."""
-    app = weft.App(group=f"b-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": bootstrap})
+    app = perkey.App(group=f"b-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": bootstrap})
     app.consume(topic, concurrency=WORKERS, executor="processes")(burning.work)
     entered = time.perf_counter()
     run = app.start(until="drained")
@@ -133,7 +133,7 @@ def in_workers(bootstrap: str, topic: str, records: int) -> tuple[float, float]:
     return times[records] - times[WARM], whole_s
 
 
-def _watched(app: weft.App, records: int) -> dict[int, float]:
+def _watched(app: perkey.App, records: int) -> dict[int, float]:
     """When about `WARM` records were done, and when all were."""
     times: dict[int, float] = {}
     deadline = time.monotonic() + WAIT_S

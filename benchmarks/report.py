@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.workloads import Check, Workload
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_SIDES = ("bare-async", "weft-async", "bare-threads", "weft-threads", "java")
+_SIDES = ("bare-async", "perkey-async", "bare-threads", "perkey-threads", "java")
 
 
 @dataclass

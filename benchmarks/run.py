@@ -1,4 +1,4 @@
-"""Measure Weft beside bare sleeps and the Java Parallel Consumer on a real broker.
+"""Measure Perkey beside bare sleeps and the Java Parallel Consumer on a real broker.
 
 Example: python -m benchmarks --only headline --scale 0.1
 
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks import javapc, machine, memory, report, sides, topics
 from benchmarks.report import Row
 from benchmarks.workloads import Workload, all_workloads
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 _SCALE_MAX = 100.0
 _PIPE_COLUMNS = 180
@@ -126,10 +126,10 @@ def _memory_row(workload: Workload, bootstrap: str, topic: str) -> Row:
     try:
         answer = memory.run(workload, bootstrap, topic)
     except sides.SideError as error:
-        row.errors["weft-async"] = str(error)
+        row.errors["perkey-async"] = str(error)
         return row
-    row.seconds["weft-async"] = answer["seconds"]
-    row.cpu_s["weft-async"] = [answer["cpu_s"]]
+    row.seconds["perkey-async"] = answer["seconds"]
+    row.cpu_s["perkey-async"] = [answer["cpu_s"]]
     row.memory_mb = memory.tenths_mb(workload.topic.records, answer["samples"])
     row.checks = memory.checks(workload.topic.records, answer["samples"])
     return row
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], help="a workload or a group of them")
     parser.add_argument("--scale", type=float, default=1.0, help="times the number of records")
     parser.add_argument("--bootstrap", help="an own broker instead of a local one")
-    parser.add_argument("--side", action="append", default=[], help="weft-async, java, …")
+    parser.add_argument("--side", action="append", default=[], help="perkey-async, java, …")
     parser.add_argument("--results", type=Path, default=report.RESULTS, help="folder of the JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 when a must is missed")
     given = parser.parse_args(arguments)

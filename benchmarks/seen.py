@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import machine, sides, topics
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 SIDES = ("", "all", "otel")
 SCRAPE_EVERY_S = 1.0
@@ -54,7 +54,7 @@ def measure(work: Work, seen: str, bootstrap: str, topic: str) -> dict[str, Any]
         "executor": "async", "handler": work.handler, "concurrency": work.concurrency,
         "records": work.topic.records, "seen": seen, "http": address,
     }  # fmt: skip
-    os.environ["WEFT_SOCKET"] = "1" if seen == "all" else "0"
+    os.environ["PERKEY_SOCKET"] = "1" if seen == "all" else "0"
     with _scraped(address if seen in ("all", "http") else None) as scrapes:
         answer = sides.run_app(spec, LIMIT_S)
     return {**answer, "scrapes": len(scrapes)}

@@ -27,18 +27,18 @@ class SideError(Exception):
 
 
 def run_side(side: str, workload: Workload, bootstrap: str, topic: str) -> dict[str, Any]:
-    """Run "bare-async", "weft-threads", "java" …; raises SideError."""
+    """Run "bare-async", "perkey-threads", "java" …; raises SideError."""
     limit_s = int(_LIMIT_S + _SLOWEST_FACTOR * workload.expected_s)
     name, _, kind = side.partition("-")
     if name == "bare":
         return run_python("benchmarks.bare", asdict(bare_spec(workload, kind)), limit_s)
-    if name == "weft":
+    if name == "perkey":
         return run_app(app_spec(workload, kind, bootstrap, topic), limit_s)
     return _java(workload, bootstrap, topic, limit_s)
 
 
 def bare_spec(workload: Workload, kind: str) -> BareSpec:
-    """The baseline of the same kind: its lanes limit it as they limit Weft."""
+    """The baseline of the same kind: its lanes limit it as they limit Perkey."""
     topic = workload.topic
     return BareSpec(kind, workload.handler, topic.records, workload.concurrency, workload.lanes)
 

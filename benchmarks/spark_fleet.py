@@ -32,11 +32,11 @@ from confluent_kafka import Producer
 if not __package__:  # Run as a file: its own folder is on the path, not the one above.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import weft
+import perkey
 from benchmarks import machine
 from benchmarks.sleeps import table_s
 from benchmarks.topics import TopicSpec, create, fill
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 PARTITIONS, KEYS, CONCURRENCY = 8, 10_000, 200
 #: handler -> how many records
@@ -126,9 +126,9 @@ def throughput(bootstrap: str, spark: Any, rounds: int) -> Iterator[dict[str, An
 
 def drained_s(bootstrap: str, topic: str, name: str, each: int, how: dict[str, Any]) -> float:
     """Seconds from the resume to the end of the last call."""
-    app = weft.App(group=f"b-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": bootstrap})
+    app = perkey.App(group=f"b-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": bootstrap})
 
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(table_s(record.offset) if name == "0-5 ms" else 0.01)
 
     app.consume(topic, concurrency=each)(handle)
@@ -185,9 +185,9 @@ def latency(bootstrap: str, spark: Any, rounds: int, seconds: int) -> Iterator[d
 def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[float]:  # noqa: FBT001  # one of the two cases
     """From a fast record's timestamp to the end of its call."""
     topic = create(bootstrap, TopicSpec(0, KEYS, 4, 0))
-    app = weft.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
+    app = perkey.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
 
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(SLOW_S if record.value == b"slow" else WORK_S)
 
     app.consume(topic, concurrency=64)(handle)
@@ -234,9 +234,9 @@ def produce(bootstrap: str, topic: str, slow: bool, seconds: int) -> None:  # no
 def kills(bootstrap: str, spark: Any) -> dict[str, Any]:
     """How long the partitions of a killed member stand still."""
     topic = create(bootstrap, TopicSpec(0, KEYS, 4, 0))
-    app = weft.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
+    app = perkey.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
 
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(WORK_S)
 
     app.consume(topic, concurrency=64)(handle)
@@ -267,7 +267,7 @@ def kills(bootstrap: str, spark: Any) -> dict[str, Any]:
     }
 
 
-def killed_gap_s(app: weft.App, ends: dict[int, list[float]]) -> float:
+def killed_gap_s(app: perkey.App, ends: dict[int, list[float]]) -> float:
     """Kill member 0; from the kill to the first call for one of its partitions after it."""
     shot = app.snapshot()
     held = [row["partition"] for row in shot["partitions"] if row["member"] == 0]

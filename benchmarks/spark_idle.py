@@ -21,11 +21,11 @@ import psutil
 if not __package__:  # Run as a file: its own folder is on the path, not the one above.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import weft
+import perkey
 from benchmarks import machine
 from benchmarks.spark_kit import told
 from benchmarks.spark_lost import session, wait_until
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 CORES_MAX, OF_MEMBERS = 0.3, 40
 START_S, SETTLE_S = 600.0, 10.0
@@ -49,13 +49,13 @@ def idle(
     bootstrap: str, spark: Any, members: int, partitions: int, seconds: float
 ) -> dict[str, Any]:
     """Start a fleet, let it settle, and look at its processes' times."""
-    app = weft.App(group="idle", kafka={"bootstrap.servers": bootstrap})
+    app = perkey.App(group="idle", kafka={"bootstrap.servers": bootstrap})
 
-    async def handle(_record: weft.Record) -> None:
+    async def handle(_record: perkey.Record) -> None:
         """Never called."""
 
     app.consume("idle")(handle)
-    patience = {"weft.control.wait_s": f"{START_S:.0f}"}
+    patience = {"perkey.control.wait_s": f"{START_S:.0f}"}
     run = app.start(engine="spark", spark=spark, members=members, conf=patience)
 
     def settled() -> bool:

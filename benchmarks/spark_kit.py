@@ -70,11 +70,11 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
 
 @contextmanager
 def spark_session(jars: Sequence[Path] = ()) -> Iterator[Any]:
-    """A session on two cores with Weft's source and sink in it, and what the jars bring."""
+    """A session on two cores with Perkey's source and sink in it, and what the jars bring."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    from weft.spark import KafkaSource
+    from perkey.spark import KafkaSource
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     if jars:

@@ -30,11 +30,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 if not __package__:  # Run as a file: its own folder is on the path, not the one above.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import weft
+import perkey
 from benchmarks import machine
 from benchmarks.spark_kit import told
-from weft.broker import LocalBroker
-from weft.types import DeliveryName
+from perkey.broker import LocalBroker
+from perkey.types import DeliveryName
 
 MEMBERS, PARTITIONS, RATE_PER_S = 4, 8, 160
 LIVING_MAX_S, DEAD_MAX_S = 2.0, 5.0
@@ -125,13 +125,13 @@ class Watched:
     ) -> None:
         """`how`: more of what `app.start` takes."""
         self._group, self._members = f"g-{topic}", members
-        self.app = weft.App(
+        self.app = perkey.App(
             group=self._group, kafka={"bootstrap.servers": bootstrap, **(kafka or {})}
         )
 
-        async def handle(record: weft.Record) -> weft.Produce:
+        async def handle(record: perkey.Record) -> perkey.Produce:
             await asyncio.sleep(0.002)
-            return weft.Produce(record.value, topic=f"{topic}-out")
+            return perkey.Produce(record.value, topic=f"{topic}-out")
 
         self.app.consume(topic, concurrency=50, delivery=delivery)(handle)
         self._admin = AdminClient({"bootstrap.servers": bootstrap})

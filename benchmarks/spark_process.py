@@ -4,7 +4,7 @@
 
 1. Records of 100 bytes and 10,000 keys on 4 partitions with `local[2]`, each given to a handler
    that does nothing, results into the noop sink: once from a Parquet file, once read from a real
-   broker by the source `weft`, whose time is then in the figure, too.
+   broker by the source `perkey`, whose time is then in the figure, too.
    The first also beside a function in Python that gives its Arrow batches back as they are
    (`mapInArrow`), in turn.
 2. One partition's 800 keys and a handler that waits: once with one slot, once with two.
@@ -28,7 +28,7 @@ if not __package__:  # Run as a file: its own folder is on the path, not the one
 
 from benchmarks import machine
 from benchmarks.spark_kit import PARTITIONS, arguments, fill, spark_session, timed, told
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 TOPIC = "spark-process"
 RECORDS_PER_S_MIN = 600_000
@@ -57,7 +57,7 @@ def main() -> int:
     with LocalBroker() as broker, spark_session() as spark:
         broker.create_topic(TOPIC, partitions=PARTITIONS)
         fill(broker.bootstrap, TOPIC, asked.records)
-        reader = spark.read.format("weft").option("kafka.bootstrap.servers", broker.bootstrap)
+        reader = spark.read.format("perkey").option("kafka.bootstrap.servers", broker.bootstrap)
         rows = reader.option("subscribe", TOPIC).load()
         with tempfile.TemporaryDirectory() as folder:
             rows.write.parquet(f"{folder}/rows")
@@ -81,7 +81,7 @@ def timed_rounds(df: Any, rounds: int) -> list[float]:
 
 def throughput(df: Any, name: str, asked: Any, target: int) -> dict[str, Any]:
     """All records through a handler that does nothing."""
-    from weft.spark import process
+    from perkey.spark import process
 
     records, rounds = asked.records, asked.rounds
     results = process(df, nothing)
@@ -107,7 +107,7 @@ def as_they_are(batches: Any) -> Any:
 
 def beside_identity(df: Any, rounds: int) -> dict[str, Any]:
     """The operator and a function that does nothing, one after the other in each round."""
-    from weft.spark import process
+    from perkey.spark import process
 
     frames = {"identity": df.mapInArrow(as_they_are, df.schema), "process": process(df, nothing)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in frames}
@@ -133,7 +133,7 @@ def beside_identity(df: Any, rounds: int) -> dict[str, Any]:
 
 def two_slots(spark: Any, rounds: int) -> dict[str, Any]:
     """One partition with many keys: a second slot must halve the time."""
-    from weft.spark import process
+    from perkey.spark import process
 
     rows = spark.range(LANES * RECORDS_A_LANE).selectExpr(
         "'t' as topic",

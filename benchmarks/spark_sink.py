@@ -1,9 +1,9 @@
-"""The Kafka sink `weft` beside Spark's own connector, on one broker, in one Spark session.
+"""The Kafka sink `perkey` beside Spark's own connector, on one broker, in one Spark session.
 
     python benchmarks/spark_sink.py [--records 1000000] [--rounds 5] [--json FILE]
 
 Writes rows of a key and 100 bytes from 2 tasks to a topic of 4 partitions with `local[2]`: by
-`weft` as it comes, by the JVM connector as it comes, and by `weft` with `transactional=true`.
+`perkey` as it comes, by the JVM connector as it comes, and by `perkey` with `transactional=true`.
 Rounds are interleaved, the first ten warm up, and medians are compared: of the time, which counts,
 and of the processor time, which a busy machine changes least. What every round wrote is counted.
 Prints one JSON line for each writer and one for each ratio to the JVM connector; exit code 1 where
@@ -26,16 +26,16 @@ if not __package__:  # Run as a file: its own folder is on the path, not the one
 from benchmarks import machine
 from benchmarks.spark_kit import KEYS, PARTITIONS, arguments, spark_session, timed, told
 from benchmarks.spark_source import WARM_UP_ROUNDS, connector_jars
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 #: Writer -> (format, options).
 WRITERS: dict[str, tuple[str, dict[str, str]]] = {
-    "weft": ("weft", {}),
+    "perkey": ("perkey", {}),
     "jvm": ("kafka", {}),
-    "weft-transactional": ("weft", {"transactional": "true"}),
+    "perkey-transactional": ("perkey", {"transactional": "true"}),
 }
 #: Writer -> how many times the time of the JVM connector it may take.
-LIMITS = {"weft": 0.95, "weft-transactional": 1.0}
+LIMITS = {"perkey": 0.95, "perkey-transactional": 1.0}
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""The Kafka source `weft` beside Spark's own connector, on one broker, in one Spark session.
+"""The Kafka source `perkey` beside Spark's own connector, on one broker, in one Spark session.
 
     python benchmarks/spark_source.py [--records 1000000] [--rounds 5] [--json FILE]
 
 Reads a topic of 100-byte records on 4 partitions with `local[2]` into the noop sink, all columns,
-by three readers in turn: `weft` as it comes, the JVM connector as it comes, and the JVM connector
+by three readers in turn: `perkey` as it comes, the JVM connector as it comes, and the JVM connector
 with `kafka.fetch.max.wait.ms=10`, which takes away the half second that it otherwise waits at the
 end of the log. Rounds are interleaved, the first ten warm up (the JVM compiles for about as many),
 and medians are compared: of the time, which counts, and of the processor time, which a busy machine
@@ -27,8 +27,8 @@ if not __package__:  # Run as a file: its own folder is on the path, not the one
 
 from benchmarks import machine
 from benchmarks.spark_kit import PARTITIONS, arguments, fill, spark_session, timed, told
-from weft.broker import LocalBroker
-from weft.broker.jars import cache_dir
+from perkey.broker import LocalBroker
+from perkey.broker.jars import cache_dir
 
 TOPIC = "spark-source"
 MAVEN_LIMIT_S = 300
@@ -45,11 +45,11 @@ CONNECTOR = (
 
 #: Reader -> (format, options).
 READERS: dict[str, tuple[str, dict[str, str]]] = {
-    "weft": ("weft", {}),
+    "perkey": ("perkey", {}),
     "jvm": ("kafka", {}),
     "jvm-tuned": ("kafka", {"kafka.fetch.max.wait.ms": "10"}),
 }
-#: Other reader -> how many times its time `weft` may take.
+#: Other reader -> how many times its time `perkey` may take.
 LIMITS = {"jvm": 0.5, "jvm-tuned": 0.9}
 
 
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def connector_jars() -> list[Path]:
-    """Spark's Kafka connector and what it needs, fetched by Maven once into Weft's cache."""
+    """Spark's Kafka connector and what it needs, fetched by Maven once into Perkey's cache."""
     folder = cache_dir() / "spark-kafka-connector-4.2.0"
     names = [f"{artifact}-{version}.jar" for _, artifact, version in CONNECTOR]
     if not all((folder / name).exists() for name in names):
@@ -101,7 +101,7 @@ def pom_text() -> str:
         for group, artifact, version in CONNECTOR
     )
     return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>weft</groupId>"
+        "<project><modelVersion>4.0.0</modelVersion><groupId>perkey</groupId>"
         "<artifactId>connector</artifactId><version>1</version>"
         f"<dependencies>{needs}</dependencies></project>"
     )
@@ -146,12 +146,12 @@ def report(taken: dict[str, list[tuple[float, float]]], records: int) -> Iterato
             "runs_s": [round(second, 3) for second in seconds[name]],
         }
     for other, limit in LIMITS.items():
-        ratio = medians["weft"] / medians[other]
+        ratio = medians["perkey"] / medians[other]
         yield {
             "type": "ratio",
-            "name": f"weft / {other}",
+            "name": f"perkey / {other}",
             "ratio": round(ratio, 3),
-            "of_processor_time": round(spent["weft"] / spent[other], 3),
+            "of_processor_time": round(spent["perkey"] / spent[other], 3),
             "limit": limit,
             "ok": ratio <= limit,
         }

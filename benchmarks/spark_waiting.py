@@ -4,7 +4,7 @@
 
 The same records on `local[2]`, 20 calls at once in each of two tasks, by
 
-- `process`: Weft's operator, a key's records one after another;
+- `process`: Perkey's operator, a key's records one after another;
 - `arrow-concurrency`: an Arrow UDF with `spark.sql.execution.pythonUDF.arrow.concurrency.level`;
 - `mapInPandas`: with a pool of threads in each task;
 - `applyInPandas`: a group for each key. One call at a time in each task, so it is given a
@@ -54,8 +54,8 @@ def service(folder: str) -> Callable[[bytes, int], None]:
 
 
 def by_process(spark: Any, place: str, call: Callable[[bytes, int], None]) -> None:
-    """Weft's operator."""
-    from weft.spark import process
+    """Perkey's operator."""
+    from perkey.spark import process
 
     rows = process(
         spark.read.parquet(place),

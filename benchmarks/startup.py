@@ -15,13 +15,13 @@ CLIENT = "import confluent_kafka"
 LINES = {
     "python": "pass",
     CLIENT: CLIENT,
-    "import weft; weft.App": "import weft; weft.App",
-    "… and what a run needs": "import weft; weft.App; import weft.runtime.run.run",
-    "weft --version": "from weft.cli.main import run; run(['--version'])",
-    "weft status --help": "from weft.cli.main import run; run(['status', '--help'])",
+    "import perkey; perkey.App": "import perkey; perkey.App",
+    "… and what a run needs": "import perkey; perkey.App; import perkey.runtime.run.run",
+    "perkey --version": "from perkey.cli.main import run; run(['--version'])",
+    "perkey status --help": "from perkey.cli.main import run; run(['status', '--help'])",
 }
 #: of the client's import, without what Python itself takes
-LIMITS = {"import weft; weft.App": 1.3}
+LIMITS = {"import perkey; perkey.App": 1.3}
 
 
 def cpu_s(line: str) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.topics import TopicSpec
 
-#: Seconds by side: "bare-async", "bare-threads", "weft-async", "weft-threads", "java".
+#: Seconds by side: "bare-async", "bare-threads", "perkey-async", "perkey-threads", "java".
 Seconds = Mapping[str, float]
 
 HEADLINE_KEYS = (1, 2, 5, 10, 20, 50, 100, 1_000, 10_000)
@@ -76,7 +76,7 @@ class Workload:
         for kind in self.kinds:
             if self.bare:
                 yield f"bare-{kind}"
-            yield f"weft-{kind}"
+            yield f"perkey-{kind}"
         if self.java:
             yield "java"
 
@@ -142,34 +142,36 @@ def _scaled(workload: Workload, scale: float) -> Workload:
 
 def _headline_checks(_workload: Workload, seconds: Seconds) -> Iterator[Check]:
     for kind, must in (("async", 1.10), ("threads", 1.15)):
-        weft, bare = seconds.get(f"weft-{kind}"), seconds.get(f"bare-{kind}")
-        if weft and bare:
-            yield Check(f"{kind} time of bare", weft / bare, must, 1.05, lower_is_better=True)
-    wefts = [seconds[f"weft-{kind}"] for kind in ("async", "threads") if f"weft-{kind}" in seconds]
-    if wefts and "java" in seconds:
-        yield Check("better's time of Java", min(wefts) / seconds["java"], 1.0, None, True)
+        perkey, bare = seconds.get(f"perkey-{kind}"), seconds.get(f"bare-{kind}")
+        if perkey and bare:
+            yield Check(f"{kind} time of bare", perkey / bare, must, 1.05, lower_is_better=True)
+    perkeys = [
+        seconds[f"perkey-{kind}"] for kind in ("async", "threads") if f"perkey-{kind}" in seconds
+    ]
+    if perkeys and "java" in seconds:
+        yield Check("better's time of Java", min(perkeys) / seconds["java"], 1.0, None, True)
 
 
 def _noop_checks(_workload: Workload, seconds: Seconds) -> Iterator[Check]:
     for kind, must, goal in (("async", 4.0, 8.0), ("threads", 2.5, 5.0)):
-        if f"weft-{kind}" in seconds and "java" in seconds:
+        if f"perkey-{kind}" in seconds and "java" in seconds:
             yield Check(
-                f"{kind} rate of Java", seconds["java"] / seconds[f"weft-{kind}"], must, goal
+                f"{kind} rate of Java", seconds["java"] / seconds[f"perkey-{kind}"], must, goal
             )
 
 
 def _sleep10_checks(workload: Workload, seconds: Seconds) -> Iterator[Check]:
-    if "weft-async" not in seconds:
+    if "perkey-async" not in seconds:
         return
-    rate = workload.topic.records / seconds["weft-async"]
+    rate = workload.topic.records / seconds["perkey-async"]
     yield Check("async records/s", rate, 70_000, 85_000)
     if "java" in seconds:
-        yield Check("async rate of Java", seconds["java"] / seconds["weft-async"], 1.6, None)
+        yield Check("async rate of Java", seconds["java"] / seconds["perkey-async"], 1.6, None)
 
 
 def _wide_checks(workload: Workload, seconds: Seconds) -> Iterator[Check]:
-    if "weft-async" in seconds:
-        rate = workload.topic.records / seconds["weft-async"]
+    if "perkey-async" in seconds:
+        rate = workload.topic.records / seconds["perkey-async"]
         yield Check("async records/s", rate, 100_000, 150_000)
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weft.cli.commands import command_line
-from weft.cli.main import run as run_program
+from perkey.cli.commands import command_line
+from perkey.cli.main import run as run_program
 
 
 def demo(
@@ -23,7 +23,7 @@ def demo(
     """Show the whole job on this machine: real Kafka, real Spark, a real HTTP service.
 
     400 vehicles send GPS positions; each is checked by a service that takes 50 ms, in order. It
-    measures a plain loop, Weft in one process, and Weft on Spark with a member killed on the way,
+    measures a plain loop, Perkey in one process, and Perkey on Spark with a member killed on the way,
     writes the alerts into a Parquet table, and proves from outside that nothing is lost. It leaves
     report.html, timeline.png and summary.json, and exits 1 when a check fails.
 

@@ -37,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """Everything that was seen of one run of Weft from outside."""
+    """Everything that was seen of one run of Perkey from outside."""
 
     run: str
     answers: Sequence[Answer]

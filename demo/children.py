@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.errors import WeftError
+from perkey.errors import PerkeyError
 
 STOP_GRACE_S = 12.0
 _LOOK_S = 0.05
@@ -27,7 +27,7 @@ _GUARD = 'read -r _; kill -9 "$1"'
 Identity = tuple[int, str]
 
 
-class DemoError(WeftError):
+class DemoError(PerkeyError):
     """A step of the demo did not do what it must."""
 
 
@@ -107,7 +107,7 @@ class Children:
                 env={**os.environ, "PYTHONPATH": PATH, **(env or {})}, start_new_session=True,
             )  # fmt: skip
         guard = subprocess.Popen(
-            ["sh", "-c", _GUARD, "weft-demo-guard", str(process.pid)],
+            ["sh", "-c", _GUARD, "perkey-demo-guard", str(process.pid)],
             stdin=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         child = Child(name, process, guard, log)

@@ -12,7 +12,7 @@ from demo.runs import CONCURRENCY, MEMBERS, Kill, rate_of
 from demo.stage import LOCAL, PLAIN, SPARK
 from demo.tracks import Fleet
 from demo.witness import Answer
-from weft._version import __version__
+from perkey._version import __version__
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class Found:
 
     @property
     def repeats(self) -> int:
-        """Positions that were handled again, in both runs of Weft."""
+        """Positions that were handled again, in both runs of Perkey."""
         return sum(seen.repeats for seen in self.runs.values())
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """summary.json: rates in records per second, counts over both runs of Weft."""
+    """summary.json: rates in records per second, counts over both runs of Perkey."""
     plain = found.rate(PLAIN)
     back = found.back_after_s
     return {
@@ -70,9 +70,9 @@ def summary(found: Found) -> dict[str, Any]:
         "alerts": found.total("alerts"),
         "alerts_expected": len(found.fleet.alerts) * len(found.runs),
         "vanilla_rate": round(plain, 1),
-        "weft_rate": round(found.rate(LOCAL), 1),
+        "perkey_rate": round(found.rate(LOCAL), 1),
         "spark_rate": round(found.rate(SPARK), 1),
-        "weft_factor": round(found.rate(LOCAL) / plain, 1) if plain else None,
+        "perkey_factor": round(found.rate(LOCAL) / plain, 1) if plain else None,
         "spark_factor": round(found.rate(SPARK) / plain, 1) if plain else None,
         "parquet_rows": len(found.rows),
         "parquet_expected": len(found.runs[SPARK].alerts),
@@ -81,7 +81,7 @@ def summary(found: Found) -> dict[str, Any]:
         "concurrency": CONCURRENCY,
         "members": MEMBERS,
         "seconds": round(found.seconds, 1),
-        "weft": __version__,
+        "perkey": __version__,
         "python": platform.python_version(),
         "checks": [
             {"run": c.run, "name": c.name, "found": c.found, "wanted": c.wanted, "ok": c.ok}

@@ -45,7 +45,7 @@ def write_report(found: Found, picture: Path, path: Path) -> None:
             concurrency=str(told["concurrency"]),
             members=str(told["members"]),
             seconds=f"{told['seconds']:.0f}",
-            versions=html.escape(f"Weft {told['weft']}, Python {told['python']}"),
+            versions=html.escape(f"Perkey {told['perkey']}, Python {told['python']}"),
         )
     )
 
@@ -60,8 +60,8 @@ def _verdict(found: Found) -> str:
 def _tiles(found: Found, told: dict[str, Any]) -> Iterator[str]:
     yield _tile("plain", "A plain loop", found.rate(PLAIN), "one record after the other")
     for kind, title, run, factor in (
-        ("weft", "Weft, one process", LOCAL, told["weft_factor"]),
-        ("spark", "Weft on Spark", SPARK, told["spark_factor"]),
+        ("perkey", "Perkey, one process", LOCAL, told["perkey_factor"]),
+        ("spark", "Perkey on Spark", SPARK, told["spark_factor"]),
     ):
         times = f"{factor:,.0f} × the plain loop" if factor else ""
         yield _tile(kind, title, found.rate(run), times)

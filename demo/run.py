@@ -25,12 +25,12 @@ from demo.runs import MEMBER_CONCURRENCY, Kill, Runs
 from demo.screen import Screen, show_checks
 from demo.stage import ALERTS, LOCAL, PLAIN, SPARK, group_of
 from demo.tracks import VEHICLES, Fleet, fleet
-from weft.broker import LocalBroker
-from weft.broker.cluster import Cluster
-from weft.broker.java import find_java
-from weft.errors import ConfigError
-from weft.spark.fleet.settings import check_java
-from weft.spark.requirements import check_spark_packages
+from perkey.broker import LocalBroker
+from perkey.broker.cluster import Cluster
+from perkey.broker.java import find_java
+from perkey.errors import ConfigError
+from perkey.spark.fleet.settings import check_java
+from perkey.spark.requirements import check_spark_packages
 
 NEEDED = ("aiohttp", "matplotlib", "pandas", "pyarrow", "pyspark")
 STEPS, FAST_STEPS = 150, 15
@@ -49,8 +49,8 @@ BROKER_FOLDER = "broker"
 TITLES = (
     "A real broker, a geofence service, a topic full of positions",
     "A plain loop: one call after the other",
-    "Weft in one process",
-    "Weft on Spark, a member killed with -9 on the way",
+    "Perkey in one process",
+    "Perkey on Spark, a member killed with -9 on the way",
     "Alerts into a Parquet table",
     "The proof, from outside",
     "The report",
@@ -101,7 +101,7 @@ def prepare(options: Options) -> None:
     if options.keep and Cluster(out / BROKER_FOLDER).pids():
         raise ConfigError(
             f"an earlier demo's broker runs in {out / BROKER_FOLDER}: take it down with "
-            f"`weft broker down --data {out / BROKER_FOLDER}`, or choose another --out"
+            f"`perkey broker down --data {out / BROKER_FOLDER}`, or choose another --out"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -162,10 +162,10 @@ class _Play:
             runs.plain(seconds, lambda done, _: step.progress(done, f"{done:,} records"))
             step.said = f"{step.done:,} records, {step.done / seconds:,.0f} per second"
         with screen.step(3, records) as step:
-            runs.weft_in_one_process(step.progress)
+            runs.perkey_in_one_process(step.progress)
             step.said = f"{step.done:,} records, {step.rate():,.0f} per second"
         with screen.step(4, records) as step:
-            kill = runs.weft_on_spark(records, step.progress)
+            kill = runs.perkey_on_spark(records, step.progress)
             step.said = f"{step.rate():,.0f} per second, process {kill.pid} killed"
         with screen.step(5) as step:
             step.said = "Spark starts, and reads the topic of alerts"
@@ -215,8 +215,8 @@ def write(found: Found, out: Path) -> None:
 
     lines = (
         Line("A plain loop", found.answers.get(PLAIN, []), "#8a94a3"),
-        Line("Weft in one process", found.answers.get(LOCAL, []), "#0f7b6c"),
-        Line("Weft on Spark", found.answers.get(SPARK, []), "#c2631a", found.kill.at),
+        Line("Perkey in one process", found.answers.get(LOCAL, []), "#0f7b6c"),
+        Line("Perkey on Spark", found.answers.get(SPARK, []), "#c2631a", found.kill.at),
     )
     draw(lines, out / TIMELINE)
     write_report(found, out / TIMELINE, out / REPORT)
@@ -229,7 +229,7 @@ def write(found: Found, out: Path) -> None:
 @contextmanager
 def _work_folder() -> Iterator[Path]:
     """For what Spark and the like leave where they run."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="perkey-demo-"))
     try:
         yield folder
     finally:
@@ -266,8 +266,8 @@ def _show_end(console: Console, options: Options, found: Found, address: str | N
     told = summary(found)
     rates = (
         f"plain loop {told['vanilla_rate']:,.0f} records/s, "
-        f"Weft {told['weft_rate']:,.0f} ({told['weft_factor']:,.0f} ×), "
-        f"Weft on Spark {told['spark_rate']:,.0f} ({told['spark_factor']:,.0f} ×)"
+        f"Perkey {told['perkey_rate']:,.0f} ({told['perkey_factor']:,.0f} ×), "
+        f"Perkey on Spark {told['spark_rate']:,.0f} ({told['spark_factor']:,.0f} ×)"
     )
     console.print(rates, highlight=False, soft_wrap=True)
     console.print(f"report: {options.out / REPORT}", highlight=False, soft_wrap=True)
@@ -277,7 +277,7 @@ def _show_end(console: Console, options: Options, found: Found, address: str | N
     topics = ", ".join((stage.POSITIONS, *ALERTS.values(), stage.DEAD_LETTERS))
     for line in (
         f"the broker is up at {address}, with the topics {topics}",
-        f"look around:  weft offsets show --group {group_of(SPARK)} --bootstrap-servers {address}",
-        f"stop it:      weft broker down --data {folder}",
+        f"look around:  perkey offsets show --group {group_of(SPARK)} --bootstrap-servers {address}",
+        f"stop it:      perkey broker down --data {folder}",
     ):
         console.print(line, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The runs: the plain loop, Weft in one process, Weft on Spark with a kill, alerts into a table."""
+"""The runs: the plain loop, Perkey in one process, Perkey on Spark with a kill, alerts into a table."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class Runs:
         child = self.children.start("plain", "demo.plain", *arguments)
         self._until_it_ends(child, PLAIN, on_progress)
 
-    def weft_in_one_process(self, on_progress: Progress) -> None:
-        """`weft run demo.geofence:app --until drained`."""
-        child = self._weft(LOCAL, CONCURRENCY)
+    def perkey_in_one_process(self, on_progress: Progress) -> None:
+        """`perkey run demo.geofence:app --until drained`."""
+        child = self._perkey(LOCAL, CONCURRENCY)
         self._until_it_ends(child, LOCAL, on_progress)
 
-    def weft_on_spark(self, records: int, on_progress: Progress) -> Kill:
+    def perkey_on_spark(self, records: int, on_progress: Progress) -> Kill:
         """The same with `--engine spark`; one member's process is killed with -9 on the way."""
         fleet = ("--engine", "spark", "--members", str(MEMBERS), "--master", f"local[{MEMBERS}]")
-        child = self._weft(SPARK, MEMBER_CONCURRENCY, *fleet, *self._spark_options())
+        child = self._perkey(SPARK, MEMBER_CONCURRENCY, *fleet, *self._spark_options())
         kill: Kill | None = None
 
         def look(done: int, said: str) -> None:
@@ -83,7 +83,7 @@ class Runs:
         child = self.children.start("table", "demo.table", *arguments, env=self._spark_env())
         self._wait(child)
 
-    def _weft(self, run: str, concurrency: int, *options: str) -> Child:
+    def _perkey(self, run: str, concurrency: int, *options: str) -> Child:
         env = {
             "GEOFENCE_BOOTSTRAP": self.bootstrap,
             "GEOFENCE_SERVICE": self.service.url(run),
@@ -93,7 +93,7 @@ class Runs:
         }
         arguments = ("run", "demo.geofence:app", "--until", "drained", *options)
         return self.children.start(
-            f"weft-{run}", "weft.cli.main", *arguments, env={**env, **self._spark_env()}
+            f"perkey-{run}", "perkey.cli.main", *arguments, env={**env, **self._spark_env()}
         )
 
     def _spark_env(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from demo.children import Child, Children, DemoError
 from demo.tracks import Fleet
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 POSITIONS, DEAD_LETTERS = "gps.positions", "gps.positions.dlq"
 PARTITIONS, ALERT_PARTITIONS = 10, 4

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from weft.spark import KafkaSource
+from perkey.spark import KafkaSource
 
 ALERT = "vehicle string, seq int, at_ms long, lat double, lon double, event string, zone string"
 
@@ -20,7 +20,7 @@ def write_table(spark: SparkSession, bootstrap: str, topic: str, folder: Path) -
     """Bring the table up to date with the topic. Run again, it adds what is new, nothing twice."""
     spark.dataSource.register(KafkaSource)
     alerts = (
-        spark.readStream.format("weft")
+        spark.readStream.format("perkey")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
@@ -46,7 +46,7 @@ def write_table(spark: SparkSession, bootstrap: str, topic: str, folder: Path) -
 def main() -> None:
     """Run it on a Spark of its own."""
     spark = (
-        SparkSession.builder.appName("weft demo: alerts into a table")
+        SparkSession.builder.appName("perkey demo: alerts into a table")
         .master("local[2]")
         .config("spark.ui.enabled", "false")
         # For a JVM that lives some seconds, C2 and parallel collectors cost more than they bring.

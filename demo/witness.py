@@ -1,6 +1,6 @@
 """Observations from outside: raw topics, the groups' offsets, the service's log, the table.
 
-Nothing here uses Weft's runtime; a wrong engine could not talk itself out of it.
+Nothing here uses Perkey's runtime; a wrong engine could not talk itself out of it.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def read_answers(log: Path) -> dict[str, list[Answer]]:
 
 
 def lag_of(bootstrap: str, group: str, topic: str) -> tuple[int, int]:
-    """(partitions with a committed offset, records before their ends): `weft offsets show`."""
-    command = [sys.executable, "-m", "weft.cli.main", "offsets", "show", "--json"]
+    """(partitions with a committed offset, records before their ends): `perkey offsets show`."""
+    command = [sys.executable, "-m", "perkey.cli.main", "offsets", "show", "--json"]
     shown = subprocess.run(
         [*command, "--group", group, "--bootstrap-servers", bootstrap],
         capture_output=True, text=True, check=False, timeout=READ_TIMEOUT_S,

@@ -16,8 +16,8 @@ import import_graph
 import kafka_errors
 import typer
 
-from weft.cli.commands import app
-from weft.core.states import (
+from perkey.cli.commands import app
+from perkey.core.states import (
     COMMIT_NAMES,
     COMMIT_TABLE,
     EPOCH_NAMES,
@@ -25,11 +25,11 @@ from weft.core.states import (
     RECORD_NAMES,
     RECORD_TABLE,
 )
-from weft.observe import fields
+from perkey.observe import fields
 
 HERE = Path(__file__).parent
-SRC = HERE.parent / "src" / "weft"
-#: the folders whose files the architecture page lists one by one: all of weft/ (""), then beside it
+SRC = HERE.parent / "src" / "perkey"
+#: the folders whose files the architecture page lists one by one: all of perkey/ (""), then beside it
 MAPPED = (
     "", "core", "account", "codec", "kafka", "dlq", "runtime", "runtime/run",
     "runtime/member", "runtime/calls", "runtime/calls/processes", "ledger", "observe", "spark",
@@ -85,7 +85,15 @@ def _folder(name: str) -> str:
         if path.name != "__init__.py"
     ]
     return "\n".join(
-        [f"### `{name or 'weft'}/`", "", about, "", "| file | what is in it |", "|---|---|", *rows]
+        [
+            f"### `{name or 'perkey'}/`",
+            "",
+            about,
+            "",
+            "| file | what is in it |",
+            "|---|---|",
+            *rows,
+        ]
     )
 
 
@@ -94,7 +102,7 @@ def _first_line(path: Path) -> str:
     return " ".join(about.partition("\n\n")[0].split()).replace("|", "\\|")
 
 
-def _commands(command: Any, words: str = "weft") -> Iterator[tuple[str, Any]]:
+def _commands(command: Any, words: str = "perkey") -> Iterator[tuple[str, Any]]:
     """Every command with a function of its own, by its words."""
     if not hasattr(command, "list_commands"):
         yield words, command

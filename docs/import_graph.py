@@ -25,7 +25,7 @@ Graph = Mapping[str, set[str]]
 
 
 def package_of(module: str) -> str:
-    """The box a module is drawn in: `weft.runtime.run.drain` is in `runtime.run`."""
+    """The box a module is drawn in: `perkey.runtime.run.drain` is in `runtime.run`."""
     first, second, *_ = [*module.split(".")[1:], "", ""]
     if first in BASICS:
         return "errors, types …"
@@ -35,14 +35,14 @@ def package_of(module: str) -> str:
         return "app"
     if first == "__main__":
         return "cli"
-    if first in OPENED and (SRC / "weft" / first / second).is_dir() and second:
+    if first in OPENED and (SRC / "perkey" / first / second).is_dir() and second:
         return f"{first}.{second}"
     return first
 
 
 def imports() -> Graph:
     """Package -> the packages it imports, wherever the import stands."""
-    modules = {_dotted(path): path for path in sorted((SRC / "weft").rglob("*.py"))}
+    modules = {_dotted(path): path for path in sorted((SRC / "perkey").rglob("*.py"))}
     graph: dict[str, set[str]] = defaultdict(set)
     for name, path in modules.items():
         here = package_of(name)
@@ -124,7 +124,7 @@ def svg() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         'font-family="sans-serif" font-size="12" role="img">'
     )
-    title = "<title>The packages of Weft: each imports what its lines lead down to</title>"
+    title = "<title>The packages of Perkey: each imports what its lines lead down to</title>"
     paper = f'<rect width="{width}" height="{height}" fill="white"/>'
     return "\n".join([head, title, paper, *lines, *boxes, "</svg>"]) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from weft.kafka.verdicts import FAMILIES, table
+from perkey.kafka.verdicts import FAMILIES, table
 
 #: The questions, which are also the names of a family's answers.
 PLACES = ("commit", "poll", "delivery", "transaction")
@@ -13,9 +13,9 @@ PLACES = ("commit", "poll", "delivery", "transaction")
 def page() -> str:
     """What docs/kafka-errors.md holds."""
     lines = [
-        "# Kafka errors and what Weft does about them",
+        "# Kafka errors and what Perkey does about them",
         "",
-        "Generated from the table in `src/weft/kafka/verdicts.py`; a test fails if they differ.",
+        "Generated from the table in `src/perkey/kafka/verdicts.py`; a test fails if they differ.",
         "A code that is not listed here is logged and does not end the run.",
         "",
         "- **commit**: `retry` within the same assignment; `too_large`: committed again without",

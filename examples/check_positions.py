@@ -1,7 +1,7 @@
-"""The slow part with Weft: a service is asked about each prepared position.
+"""The slow part with Perkey: a service is asked about each prepared position.
 
-    weft run check_positions:app                    # in examples/; one process
-    weft run check_positions:app --engine spark --members 4 --master spark://host:7077
+    perkey run check_positions:app                    # in examples/; one process
+    perkey run check_positions:app --engine spark --members 4 --master spark://host:7077
 
 Reads `gps.prepared` (examples/prepare_positions.py fills it), writes `geofence.alerts`. Positions
 of one vehicle are checked one after another, those of all others at the same time.
@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import weft
+import perkey
 
 ZONE = ((48.0, 11.0), (48.3, 11.9))  # south-west and north-east corner
 
@@ -33,7 +33,7 @@ async def clients() -> AsyncIterator[Geofence]:
     yield Geofence()
 
 
-app = weft.App(
+app = perkey.App(
     group="geofence",
     kafka={"bootstrap.servers": os.environ.get("BOOTSTRAP", "localhost:9092")},
     lifespan=clients,
@@ -41,7 +41,7 @@ app = weft.App(
 
 
 @app.consume("gps.prepared", value="json", concurrency=200, output="geofence.alerts")
-async def check(record: weft.Record) -> dict[str, str] | None:
+async def check(record: perkey.Record) -> dict[str, str] | None:
     """An alert for a vehicle in the zone; nothing for others."""
     position = record.value
     if await app.state.is_inside(position["lat"], position["lon"]):

@@ -13,7 +13,7 @@ from functools import partial
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 
-from weft.spark import KafkaSource
+from perkey.spark import KafkaSource
 
 
 def prepared(raw: DataFrame, vehicles: DataFrame) -> DataFrame:
@@ -47,7 +47,7 @@ def main() -> None:
     spark.dataSource.register(KafkaSource)
     columns = "vehicle string, owner string, watched boolean"
     vehicles = spark.read.csv(vehicles_csv, columns, header=True)
-    source = spark.readStream.format("weft").option("kafka.bootstrap.servers", bootstrap)
+    source = spark.readStream.format("perkey").option("kafka.bootstrap.servers", bootstrap)
     raw = source.option("subscribe", "gps.raw").option("startingOffsets", "earliest").load()
     query = prepared(raw, vehicles).writeStream.option("checkpointLocation", checkpoint)
     query = query.foreachBatch(lambda batch, _: batch.foreachPartition(partial(send, bootstrap)))

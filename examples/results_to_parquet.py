@@ -1,4 +1,4 @@
-"""Results of a Weft app into a Parquet table by date, each exactly once, restarts included.
+"""Results of a Perkey app into a Parquet table by date, each exactly once, restarts included.
 
     python examples/results_to_parquet.py localhost:9092 geofence.alerts ./alerts-table
     python examples/results_to_parquet.py localhost:9092 geofence.alerts ./alerts-table --once
@@ -11,7 +11,7 @@ import argparse
 
 from pyspark.sql import SparkSession
 
-from weft.spark import KafkaSource
+from perkey.spark import KafkaSource
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     spark = SparkSession.builder.appName("results-to-parquet").getOrCreate()
     spark.dataSource.register(KafkaSource)
     results = (
-        spark.readStream.format("weft")
+        spark.readStream.format("perkey")
         .option("kafka.bootstrap.servers", asked.bootstrap)
         .option("subscribe", asked.topic)
         .option("startingOffsets", "earliest")

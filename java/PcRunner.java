@@ -8,7 +8,7 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
- * The Java Parallel Consumer, driven from the command line: the peer that Weft is measured against
+ * The Java Parallel Consumer, driven from the command line: the peer that Perkey is measured against
  * and hands its committed progress to and from.
  *
  * <p>{@code PcRunner bench|handover|resume name=value ...}; one line of JSON on stdout. Names:

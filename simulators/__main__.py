@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.commands import command_line
-from weft.cli.main import run
-from weft.errors import ConfigError
+from perkey.cli.commands import command_line
+from perkey.cli.main import run
+from perkey.errors import ConfigError
 
 
 def simulate(

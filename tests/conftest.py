@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, settings
 from tests.support import spark_archive
 
 if TYPE_CHECKING:
-    from weft.broker import LocalBroker
+    from perkey.broker import LocalBroker
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("weft")
+settings.register_profile("perkey", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("perkey")
 
 # The JVMs of the tests (brokers, Spark) are short-lived: what the second compiler and a parallel
 # collector spend on them, they never bring back. Two fifths of the processor time of a Spark test.
@@ -146,7 +146,7 @@ def _own_folders(config: pytest.Config) -> Path:
     An app that is started again under another `transactional.id`, because a group of the same name
     held its slot in the meantime, does not end what was left open under the first.
     """
-    base = Path(tempfile.mkdtemp(prefix="weft-"))  # short: a socket's path has 107 characters
+    base = Path(tempfile.mkdtemp(prefix="perkey-"))  # short: a socket's path has 107 characters
     config.add_cleanup(lambda: shutil.rmtree(base, ignore_errors=True))
     for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
         os.environ[name] = str(base / name[4:].lower())
@@ -156,12 +156,12 @@ def _own_folders(config: pytest.Config) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_thread_of_ours_dies(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A `weft-*` thread that dies fails the test, unless it is there to see that.
+    """A `perkey-*` thread that dies fails the test, unless it is there to see that.
 
     pytest itself does so for what escapes from a thread; guarded threads tell it in the log.
     """
     deaths = _Deaths(logging.CRITICAL)
-    log = logging.getLogger("weft")
+    log = logging.getLogger("perkey")
     log.addHandler(deaths)
     yield
     log.removeHandler(deaths)

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src"
-CORE = "weft.core."
+CORE = "perkey.core."
 
 
 def modules(root: Path = SRC) -> dict[str, ast.Module]:
@@ -84,7 +84,9 @@ def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
 
 def test_the_core_is_listed_by_floor() -> None:
     """Its docstring names each module with its floor, from the ground up."""
-    about = ast.get_docstring(ast.parse((SRC / "weft" / "core" / "__init__.py").read_text())) or ""
+    about = (
+        ast.get_docstring(ast.parse((SRC / "perkey" / "core" / "__init__.py").read_text())) or ""
+    )
     listed = re.findall(r"^    (\d+)  (\w+) ", about, re.MULTILINE)
     assert [int(floor) for floor, _ in listed] == sorted(int(floor) for floor, _ in listed)
     assert {name: int(floor) for floor, name in listed} == floors(imports(modules()))
@@ -104,16 +106,16 @@ def test_a_circle_is_found() -> None:
 
 def test_a_circle_of_types_is_for_the_core_alone() -> None:
     """It is let through there, and found where one of the two is outside."""
-    one, other = ast.parse("import weft.core.c"), ast.parse(TYPES.format("weft.core.b"))
-    assert not circle(imports({"weft.core.b": one, "weft.core.c": other}))
-    one, other = ast.parse("import weft.account.c"), ast.parse(TYPES.format("weft.core.b"))
-    assert circle(imports({"weft.core.b": one, "weft.account.c": other}))
+    one, other = ast.parse("import perkey.core.c"), ast.parse(TYPES.format("perkey.core.b"))
+    assert not circle(imports({"perkey.core.b": one, "perkey.core.c": other}))
+    one, other = ast.parse("import perkey.account.c"), ast.parse(TYPES.format("perkey.core.b"))
+    assert circle(imports({"perkey.core.b": one, "perkey.account.c": other}))
 
 
 def test_a_circle_that_runs_is_found_in_the_core() -> None:
     """Two of its modules that import each other when the code runs turn the rule red."""
     trees = {
-        "weft.core.b": ast.parse("import weft.core.c"),
-        "weft.core.c": ast.parse("def f():\n    import weft.core.b"),
+        "perkey.core.b": ast.parse("import perkey.core.c"),
+        "perkey.core.c": ast.parse("def f():\n    import perkey.core.b"),
     }
     assert circle(imports(trees))

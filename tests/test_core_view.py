@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "weft"
+SRC = Path(__file__).parents[1] / "src" / "perkey"
 CORE = SRC / "core"
 #: The parts, by the name of the field that holds them, and the class and file of each.
 PARTS = {

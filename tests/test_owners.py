@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-CORE = Path(__file__).parents[1] / "src" / "weft" / "core"
+CORE = Path(__file__).parents[1] / "src" / "perkey" / "core"
 
 #: What changes a container.
 CHANGES = {

@@ -2,7 +2,7 @@
 
 Each rule is a function from one file to what is wrong with it, and has a mutant: a snippet that
 must turn it red, so that no rule is asleep.
-A new package under src/weft gets its line in RINGS; what it may import is decided there.
+A new package under src/perkey gets its line in RINGS; what it may import is decided there.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ REASON_LETTERS_MIN = 8
 BASIC = {"errors", "types", "numeric", "policies"}
 INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account", "where"}
-#: No idea of Weft's: threads that report their death, files of this user only.
+#: No idea of Perkey's: threads that report their death, files of this user only.
 MEANS = {"guard"}
 OPTIONS = {"options", "app_options", "routing", "decoding"}
 LOCAL = SEEN | OPTIONS | MEANS | {
-    "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "weft",
+    "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "perkey",
 }  # fmt: skip
 
-#: What each ring (a file or package under src/weft) may import of Weft; itself always.
+#: What each ring (a file or package under src/perkey) may import of Perkey; itself always.
 RINGS: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
@@ -62,14 +62,14 @@ RINGS: dict[str, set[str]] = {
     "runtime": SEEN | OPTIONS | MEANS | {"config", "kafka", "ledger", "observe", "_version"},
     "handler_types": BASIC | {"ledger", "runtime"},
     "app": LOCAL | {"spark"},
-    "weft": LOCAL,
+    "perkey": LOCAL,
     "broker": {"errors"} | MEANS,
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
     "cli": LOCAL | {"broker", "spark", "dlq", "signatures"},
     "__main__": {"cli"},
 }
-#: Programs of the repository: they import Weft, and are in no wheel.
+#: Programs of the repository: they import Perkey, and are in no wheel.
 BESIDE = {"simulators", "demo", "benchmarks", "tests", "docs"}
 #: The rooms of a ring, and what each may import of its ring besides itself; what stands in none of
 #: them is under all.
@@ -87,7 +87,7 @@ PURE = {
     "account": set(),
     "codec": {"zstandard", "compression"},  # the latter is Python's own from 3.14 on
 }
-#: Libraries with one home: who imports them, as prefixes of paths under src/weft.
+#: Libraries with one home: who imports them, as prefixes of paths under src/perkey.
 HOMES = {
     "confluent_kafka": ("kafka/", "testing/", "broker/", "spark/source/", "spark/sink/"),
     "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py", "kafka/clib_rows.py"),
@@ -106,7 +106,7 @@ IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PRIVATE = re.compile(
     r"py(?:)pi\.org|python(?:)hosted\.org|repo1?\.(?:)maven|maven\.(?:)apache\.org/m"
     r"|npm(?:)js\.org|crates\.(?:)io/api|/work/(?:main|shared)|/fa(?:)rm/"
-    r"|/(?:home|Users)/\w|/root/\w|/opt/(?:)wheels|/tmp/weft-(?:)brief"
+    r"|/(?:home|Users)/\w|/root/\w|/opt/(?:)wheels|/tmp/perkey-(?:)brief"
 )
 UNDONE = re.compile(r"TO(?:)DO|FIX(?:)ME|XX(?:)X\b|raise NotImplemented(?:)Error")
 SUPPRESSION = re.compile(r"#\s*(?:ruff:\s*)?(noqa|type:\s*ignore|pragma:\s*no cover)(.*)$")
@@ -133,26 +133,26 @@ class File:
 
     @property
     def module(self) -> str:
-        """The path under src/weft; empty elsewhere."""
-        return self.path.removeprefix("src/weft/") if self.path.startswith("src/weft/") else ""
+        """The path under src/perkey; empty elsewhere."""
+        return self.path.removeprefix("src/perkey/") if self.path.startswith("src/perkey/") else ""
 
     @property
     def ring(self) -> str:
-        """The package or module under src/weft this file belongs to; the package root is `weft`."""
+        """The package or module under src/perkey this file belongs to; the package root is `perkey`."""
         first = self.module.split("/", maxsplit=1)[0].removesuffix(".py")
-        return "weft" if first == "__init__" else first
+        return "perkey" if first == "__init__" else first
 
 
 Rule = Callable[[File], Iterator[str]]
 
 
 def imported(file: File) -> Iterator[tuple[int, str]]:
-    """Every module a file imports, wherever the import stands; `from weft import x` gives weft.x."""
+    """Every module a file imports, wherever the import stands; `from perkey import x` gives perkey.x."""
     for node in file.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "weft":
-            yield from ((node.lineno, f"weft.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "perkey":
+            yield from ((node.lineno, f"perkey.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.lineno, "." * node.level + (node.module or "")
 
@@ -171,10 +171,10 @@ def rings_point_inwards(file: File) -> Iterator[str]:
             yield f"{file.path}:{line}: relative import {name}"
         if file.module and name.split(".")[0] in BESIDE:
             yield f"{file.path}:{line}: {name} is not in the wheel"
-        target = name.split(".")[1] if name.startswith("weft.") else "weft"
-        # What `from weft import App` names is the package root's.
-        target = target if target in RINGS else "weft"
-        if file.module and name.split(".")[0] == "weft" and target not in allowed:
+        target = name.split(".")[1] if name.startswith("perkey.") else "perkey"
+        # What `from perkey import App` names is the package root's.
+        target = target if target in RINGS else "perkey"
+        if file.module and name.split(".")[0] == "perkey" and target not in allowed:
             yield f"{file.path}:{line}: {file.ring} imports {name}"
 
 
@@ -185,7 +185,7 @@ def rooms_know_each_other_downwards(file: File) -> Iterator[str]:
     allowed = rooms.get(here, set()) | {here}
     for line, name in imported(file):
         room = f"{name}..".split(".")[2]
-        if name.startswith(f"weft.{file.ring}.") and room in rooms and room not in allowed:
+        if name.startswith(f"perkey.{file.ring}.") and room in rooms and room not in allowed:
             yield f"{file.path}:{line}: {here or file.ring} imports {name}"
 
 
@@ -193,7 +193,7 @@ def pure_rings_need_nothing(file: File) -> Iterator[str]:
     """Core, codec and the basic modules import the standard library only (codec also zstandard)."""
     if file.ring not in PURE:
         return
-    allowed = PURE[file.ring] | set(sys.stdlib_module_names) | {"weft"}
+    allowed = PURE[file.ring] | set(sys.stdlib_module_names) | {"perkey"}
     for line, name in imported(file):
         if name.split(".")[0] not in allowed:
             yield f"{file.path}:{line}: {file.ring} imports {name}"
@@ -358,53 +358,53 @@ def test_asserts_are_on() -> None:
 
 
 MUTANTS: list[tuple[Rule, str, str]] = [
-    (rings_point_inwards, "src/weft/core/x.py", "from weft.kafka import consumer"),
-    (rings_point_inwards, "src/weft/core/x.py", "def f():\n    import weft.runtime.member"),
-    (rings_point_inwards, "src/weft/core/x.py", "from weft import kafka"),
-    (rings_point_inwards, "src/weft/core/x.py", "from weft import App"),
-    (rings_point_inwards, "src/weft/core/x.py", "from . import y"),
-    (rings_point_inwards, "src/weft/codec/x.py", "from weft.core import engine"),
-    (rings_point_inwards, "src/weft/spark/x.py", "from weft.cli import main"),
-    (rings_point_inwards, "src/weft/new/x.py", "import json"),
-    (rings_point_inwards, "src/weft/testing/x.py", "from simulators.core import runner"),
+    (rings_point_inwards, "src/perkey/core/x.py", "from perkey.kafka import consumer"),
+    (rings_point_inwards, "src/perkey/core/x.py", "def f():\n    import perkey.runtime.member"),
+    (rings_point_inwards, "src/perkey/core/x.py", "from perkey import kafka"),
+    (rings_point_inwards, "src/perkey/core/x.py", "from perkey import App"),
+    (rings_point_inwards, "src/perkey/core/x.py", "from . import y"),
+    (rings_point_inwards, "src/perkey/codec/x.py", "from perkey.core import engine"),
+    (rings_point_inwards, "src/perkey/spark/x.py", "from perkey.cli import main"),
+    (rings_point_inwards, "src/perkey/new/x.py", "import json"),
+    (rings_point_inwards, "src/perkey/testing/x.py", "from simulators.core import runner"),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/calls/x.py",
-        "from weft.runtime.member.member import Member",
+        "src/perkey/runtime/calls/x.py",
+        "from perkey.runtime.member.member import Member",
     ),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/member/x.py",
-        "def f():\n    import weft.runtime.calls.aio",
+        "src/perkey/runtime/member/x.py",
+        "def f():\n    import perkey.runtime.calls.aio",
     ),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/calls/processes/x.py",
-        "from weft.runtime.run.run import Run",
+        "src/perkey/runtime/calls/processes/x.py",
+        "from perkey.runtime.run.run import Run",
     ),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/door.py",
-        "import weft.runtime.member.group_membership",
+        "src/perkey/runtime/door.py",
+        "import perkey.runtime.member.group_membership",
     ),
-    (pure_rings_need_nothing, "src/weft/core/x.py", "import zstandard"),
-    (pure_rings_need_nothing, "src/weft/codec/x.py", "import numpy as np"),
-    (pure_rings_need_nothing, "src/weft/types.py", "from pydantic import BaseModel"),
-    (libraries_have_one_home, "src/weft/runtime/x.py", "from confluent_kafka import Consumer"),
-    (libraries_have_one_home, "src/weft/kafka/x.py", "import ctypes"),
-    (libraries_have_one_home, "src/weft/observe/x.py", "import zstandard"),
-    (libraries_have_one_home, "src/weft/app.py", "import pyspark.sql"),
-    (libraries_have_one_home, "src/weft/spark/fleet.py", "import confluent_kafka"),
-    (the_core_does_nothing, "src/weft/core/x.py", "import time"),
-    (the_core_does_nothing, "src/weft/account/x.py", "import time"),
-    (the_core_does_nothing, "src/weft/core/x.py", "from random import random"),
-    (the_core_does_nothing, "src/weft/core/x.py", "import logging.handlers"),
-    (the_core_does_nothing, "src/weft/core/x.py", "def f():\n    print(1)"),
-    (threads_are_guarded, "src/weft/runtime/x.py", "threading.Thread(target=f).start()"),
-    (threads_are_guarded, "src/weft/kafka/x.py", "Thread(target=f, name='weft-x')"),
-    (functions_are_short, "src/weft/x.py", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
+    (pure_rings_need_nothing, "src/perkey/core/x.py", "import zstandard"),
+    (pure_rings_need_nothing, "src/perkey/codec/x.py", "import numpy as np"),
+    (pure_rings_need_nothing, "src/perkey/types.py", "from pydantic import BaseModel"),
+    (libraries_have_one_home, "src/perkey/runtime/x.py", "from confluent_kafka import Consumer"),
+    (libraries_have_one_home, "src/perkey/kafka/x.py", "import ctypes"),
+    (libraries_have_one_home, "src/perkey/observe/x.py", "import zstandard"),
+    (libraries_have_one_home, "src/perkey/app.py", "import pyspark.sql"),
+    (libraries_have_one_home, "src/perkey/spark/fleet.py", "import confluent_kafka"),
+    (the_core_does_nothing, "src/perkey/core/x.py", "import time"),
+    (the_core_does_nothing, "src/perkey/account/x.py", "import time"),
+    (the_core_does_nothing, "src/perkey/core/x.py", "from random import random"),
+    (the_core_does_nothing, "src/perkey/core/x.py", "import logging.handlers"),
+    (the_core_does_nothing, "src/perkey/core/x.py", "def f():\n    print(1)"),
+    (threads_are_guarded, "src/perkey/runtime/x.py", "threading.Thread(target=f).start()"),
+    (threads_are_guarded, "src/perkey/kafka/x.py", "Thread(target=f, name='perkey-x')"),
+    (functions_are_short, "src/perkey/x.py", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (functions_are_short, "tests/x.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
-    (files_are_short, "src/weft/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
+    (files_are_short, "src/perkey/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
     (files_are_short, "tests/x.py", "x = 1\n" * (TEST_FILE_LINES_MAX + 1)),
     (each_test_says_what_it_tests, "tests/test_x.py", "def test_x():\n    assert True"),
     (
@@ -413,45 +413,53 @@ MUTANTS: list[tuple[Rule, str, str]] = [
         "class TestX:\n    async def test_x(self): ...",
     ),
     (no_test_sleeps, "tests/test_x.py", "import time\ntime.sleep(1)"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa: E501"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # type: ignore[arg-type]"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # type: ignore  # because it is so"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # pragma: no cover"),
-    (nothing_is_left_undone, "src/weft/x.py", "x = 1  # TODO later"),
-    (nothing_is_left_undone, "src/weft/x.py", "raise NotImplementedError"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # noqa"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # noqa: E501"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # type: ignore[arg-type]"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # type: ignore  # because it is so"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # pragma: no cover"),
+    (nothing_is_left_undone, "src/perkey/x.py", "x = 1  # TODO later"),
+    (nothing_is_left_undone, "src/perkey/x.py", "raise NotImplementedError"),
     (nothing_is_private, "docs/x.md", "see https://py\x70i.org/x"),
     (nothing_is_private, "Makefile", "cd /w\x6frk/main"),
 ]
 
 HARMLESS: list[tuple[Rule, str, str]] = [
-    (rings_point_inwards, "src/weft/core/x.py", "from weft.types import Record\nimport heapq"),
-    (rings_point_inwards, "src/weft/cli/x.py", "from weft.broker import LocalBroker"),
-    (rings_point_inwards, "tests/unit/x.py", "from weft.cli.main import run"),
+    (rings_point_inwards, "src/perkey/core/x.py", "from perkey.types import Record\nimport heapq"),
+    (rings_point_inwards, "src/perkey/cli/x.py", "from perkey.broker import LocalBroker"),
+    (rings_point_inwards, "tests/unit/x.py", "from perkey.cli.main import run"),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/run/x.py",
-        "from weft.runtime.member.member import Member\nfrom weft.runtime.calls import aio",
+        "src/perkey/runtime/run/x.py",
+        "from perkey.runtime.member.member import Member\nfrom perkey.runtime.calls import aio",
     ),
     (
         rooms_know_each_other_downwards,
-        "src/weft/runtime/calls/x.py",
-        "from weft.runtime.calls import aio\nfrom weft.runtime.door import Door",
+        "src/perkey/runtime/calls/x.py",
+        "from perkey.runtime.calls import aio\nfrom perkey.runtime.door import Door",
     ),
-    (rooms_know_each_other_downwards, "src/weft/app.py", "from weft.runtime.run.run import Run"),
-    (pure_rings_need_nothing, "src/weft/codec/x.py", "import zstandard\nimport struct"),
-    (libraries_have_one_home, "src/weft/kafka/clib.py", "import ctypes"),
-    (libraries_have_one_home, "src/weft/spark/source/x.py", "import confluent_kafka"),
+    (
+        rooms_know_each_other_downwards,
+        "src/perkey/app.py",
+        "from perkey.runtime.run.run import Run",
+    ),
+    (pure_rings_need_nothing, "src/perkey/codec/x.py", "import zstandard\nimport struct"),
+    (libraries_have_one_home, "src/perkey/kafka/clib.py", "import ctypes"),
+    (libraries_have_one_home, "src/perkey/spark/source/x.py", "import confluent_kafka"),
     (libraries_have_one_home, "tests/x.py", "import ctypes"),
-    (the_core_does_nothing, "src/weft/kafka/x.py", "import time\nprint(1)"),
-    (functions_are_short, "src/weft/x.py", "def f():\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1)),
-    (files_are_short, "src/weft/x.py", "x = 1\n" * FILE_LINES_MAX),
+    (the_core_does_nothing, "src/perkey/kafka/x.py", "import time\nprint(1)"),
+    (
+        functions_are_short,
+        "src/perkey/x.py",
+        "def f():\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1),
+    ),
+    (files_are_short, "src/perkey/x.py", "x = 1\n" * FILE_LINES_MAX),
     (files_are_short, "tests/x.py", "x = 1\n" * TEST_FILE_LINES_MAX),
     (each_test_says_what_it_tests, "tests/test_x.py", 'def test_x():\n    """It works."""'),
     (no_test_sleeps, "tests/test_x.py", "time.sleep(1)  # the handler's work"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa: E501  # a vector on one line"),
-    (suppressions_have_reasons, "src/weft/x.py", "x = '# noqa'"),
-    (nothing_is_private, "src/weft/x.py", "home = Path.home()"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = 1  # noqa: E501  # a vector on one line"),
+    (suppressions_have_reasons, "src/perkey/x.py", "x = '# noqa'"),
+    (nothing_is_private, "src/perkey/x.py", "home = Path.home()"),
 ]
 
 

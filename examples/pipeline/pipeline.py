@@ -1,4 +1,4 @@
-"""From a topic into tables and back: Spark prepares, Weft handles in order, nothing is lost.
+"""From a topic into tables and back: Spark prepares, Perkey handles in order, nothing is lost.
 
     spark-submit pipeline.py run localhost:9092 ./tables         # topic -> join -> price -> tables
     spark-submit pipeline.py replay localhost:9092 ./tables      # failed rides again, in key order
@@ -6,7 +6,7 @@
 The same handler live, with topics instead of tables:
 
     spark-submit pipeline.py prepare localhost:9092 ./tables     # rides -> rides.prepared
-    weft run pipeline:app                                        # rides.prepared -> rides.priced
+    perkey run pipeline:app                                        # rides.prepared -> rides.priced
 
 `run` writes two tables below the folder: `priced` and `dead`, a folder for each batch, so that a
 batch that is repeated after a crash replaces itself. `table()` reads the finished ones. With
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import weft
+import perkey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ def tariffs() -> Iterator[dict[str, float]]:
     yield json.loads(Path(TARIFFS).read_text(encoding="utf-8"))
 
 
-app = weft.App(
+app = perkey.App(
     group="pricing",
     kafka={"bootstrap.servers": os.environ.get("BOOTSTRAP", "localhost:9092")},
     lifespan=tariffs,
@@ -51,14 +51,14 @@ app = weft.App(
     value="json",
     concurrency=200,
     output="rides.priced",
-    retry=weft.Retry(attempts=2, delay_s=0.1),
-    on_exhausted=weft.DeadLetter("rides.dead"),
+    retry=perkey.Retry(attempts=2, delay_s=0.1),
+    on_exhausted=perkey.DeadLetter("rides.dead"),
 )
-async def price(record: weft.Record) -> dict[str, Any]:
+async def price(record: perkey.Record) -> dict[str, Any]:
     """What a ride costs; rides of one vehicle one after another."""
     ride = record.value
     if ride["ride"] is None:
-        raise weft.Reject("not a ride")
+        raise perkey.Reject("not a ride")
     await asyncio.sleep(0.02)
     if ride["zone"] not in app.state:
         raise LookupError(f"no tariff for zone {ride['zone']}")
@@ -69,7 +69,7 @@ async def price(record: weft.Record) -> dict[str, Any]:
 def prepared(spark: "SparkSession", bootstrap: str) -> "DataFrame":
     """Rides with the owner of their vehicle, as a stream."""
     raw = (
-        spark.readStream.format("weft")
+        spark.readStream.format("perkey")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", "rides")
         .option("startingOffsets", "earliest")
@@ -98,7 +98,7 @@ def with_owner(spark: "SparkSession", messages: "DataFrame") -> "DataFrame":
 
 def run(spark: "SparkSession", bootstrap: str, folder: Path, *, delta: bool) -> None:
     """Price every ride there is, each into one of the two tables, exactly once."""
-    from weft.spark import once, process
+    from perkey.spark import once, process
 
     def write(rows: "DataFrame", batch_id: int) -> None:
         if delta:  # the checkpoint's query is `rides`: of it the table takes each batch once
@@ -110,7 +110,7 @@ def run(spark: "SparkSession", bootstrap: str, folder: Path, *, delta: bool) -> 
         dead.write.mode("overwrite").parquet(f"{folder}/dead/batch={batch_id}")
 
     rides, slots = prepared(spark, bootstrap), os.environ.get("SLOTS")
-    how = {"on_exhausted": weft.Skip(), "carry": "failed", "slots": slots and int(slots)}
+    how = {"on_exhausted": perkey.Skip(), "carry": "failed", "slots": slots and int(slots)}
     handled = process(rides, price, **how)
     query = handled.writeStream.foreachBatch(once(write)).trigger(availableNow=True)
     query.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
@@ -143,7 +143,7 @@ def replay_dead(spark: "SparkSession", folder: Path, *, delta: bool) -> None:
     """Join and price failed rides again, a vehicle's in order; what fails again stays in `dead`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 
-    from weft.spark import replay
+    from perkey.spark import replay
 
     if delta:
         priced = spark.read.format("delta").load(f"{folder}/rides")
@@ -155,7 +155,7 @@ def replay_dead(spark: "SparkSession", folder: Path, *, delta: bool) -> None:
         with_owner(spark, dead.withColumn("value", raw)),
         price,
         results=priced,
-        on_exhausted=weft.Skip(),
+        on_exhausted=perkey.Skip(),
     )
     if delta:  # one commit: killed before it, nothing of this replay is there
         to_delta(again.where("status = 'done'"), folder, {})
@@ -167,7 +167,7 @@ def replay_dead(spark: "SparkSession", folder: Path, *, delta: bool) -> None:
 
 def prepare(spark: "SparkSession", bootstrap: str, folder: Path) -> None:
     """Rides into the topic that the app consumes, each once."""
-    writer = prepared(spark, bootstrap).select("key", "value").writeStream.format("weft")
+    writer = prepared(spark, bootstrap).select("key", "value").writeStream.format("perkey")
     writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", "rides.prepared")
     writer = writer.option("transactional", "true").trigger(availableNow=True)
     writer.option("checkpointLocation", f"{folder}/prepare").start().awaitTermination()
@@ -184,7 +184,7 @@ def main() -> None:
 
     from pyspark.sql import SparkSession
 
-    from weft.spark import KafkaSource
+    from perkey.spark import KafkaSource
 
     spark = SparkSession.builder.appName(f"rides-{asked.step}").getOrCreate()
     spark.dataSource.register(KafkaSource)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 
-import weft
+import perkey
 
 
 def setting(name: str) -> str:
     """A variable of the pod; one line with the cure where it is not there."""
     if name not in os.environ:
-        raise weft.ConfigError(
+        raise perkey.ConfigError(
             f"{name} is not in this pod's environment: apply common.yaml, whose ConfigMap geofence "
             "and Secret geofence-kafka have it, in the pod's namespace"
         )
@@ -34,11 +34,11 @@ def kafka() -> dict[str, str]:
     return settings
 
 
-app = weft.App(group=setting("GROUP"), kafka=kafka(), drain_timeout_s=20)
+app = perkey.App(group=setting("GROUP"), kafka=kafka(), drain_timeout_s=20)
 
 
 @app.consume(os.environ["TOPIC"], concurrency=50)
-async def handle(record: weft.Record) -> None:
+async def handle(record: perkey.Record) -> None:
     """Your work on one record."""
 
 

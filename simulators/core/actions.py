@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from perkey.core.events import AT_MOST_ONCE, Ended, Failed, Returned, Unhandled
+from perkey.core.partition import Partition
+from perkey.core.portions import HELD_SHARE
+from perkey.core.work import Work
+from perkey.types import ErrorInfo, Record
 from simulators.core import away, budgeted, redoing
 from simulators.core.budgeted import tags_of
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
-from weft.core.events import AT_MOST_ONCE, Ended, Failed, Returned, Unhandled
-from weft.core.partition import Partition
-from weft.core.portions import HELD_SHARE
-from weft.core.work import Work
-from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("SimulatedError", "drawn")
 OVERHEAD_BYTES = 100

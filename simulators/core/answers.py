@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perkey.core import effects as fx
+from perkey.core.events import Answer, Verdict
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.types import Record, Sent
 from simulators.core import deciding
 from simulators.core.actions import ERROR, OVERHEAD_BYTES, Shared
 from simulators.core.budgeted import tags_of
@@ -12,11 +17,6 @@ from simulators.core.member import Member
 from simulators.core.stage import GROUP
 from simulators.core.violation import require
 from simulators.core.world import World
-from weft.core import effects as fx
-from weft.core.events import Answer, Verdict
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.types import Record, Sent
 
 VERDICTS: dict[str, Verdict] = {
     "": "stored",

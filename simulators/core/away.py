@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from perkey.core.events import Ended, Returned, Unhandled
+from perkey.core.work import Work
+from perkey.policies import Hold
 from simulators.core.dice import Dice
 from simulators.core.violation import require
-from weft.core.events import Ended, Returned, Unhandled
-from weft.core.work import Work
-from weft.policies import Hold
 
 if TYPE_CHECKING:
     from simulators.core.ledger import Life

@@ -7,14 +7,14 @@ from collections.abc import Hashable, Sequence
 from math import floor, inf
 from typing import TYPE_CHECKING
 
+from perkey.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, Charged, Ended, Failed, Unhandled
+from perkey.core.partition import Partition
+from perkey.core.work import Tags, Work
+from perkey.policies import Budget
+from perkey.types import Record
 from simulators.core.dice import Dice
 from simulators.core.lending import EVEN
 from simulators.core.violation import require
-from weft.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, Charged, Ended, Failed, Unhandled
-from weft.core.partition import Partition
-from weft.core.work import Tags, Work
-from weft.policies import Budget
-from weft.types import Record
 
 if TYPE_CHECKING:
     from simulators.core.ledger import Life

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 
+from perkey.codec import Remembered, rider, wire, with_rider, zstd
+from perkey.core import effects as fx
+from perkey.core.events import Action, Command, Target
+from perkey.testing.memory import OffsetAndMetadata
 from simulators.core.dice import Dice
 from simulators.core.ledger import Life
 from simulators.core.member import Member
@@ -11,10 +15,6 @@ from simulators.core.remembering import UNIX_S
 from simulators.core.stage import GROUP
 from simulators.core.violation import require
 from simulators.core.world import World
-from weft.codec import Remembered, rider, wire, with_rider, zstd
-from weft.core import effects as fx
-from weft.core.events import Action, Command, Target
-from weft.testing.memory import OffsetAndMetadata
 
 ACTIONS: tuple[Action, ...] = ("hold", "hold", "release", "retry", "skip")
 RIDERS = ("shed", "cut", "version", "hostile")

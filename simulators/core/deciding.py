@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from perkey.core import effects as fx
+from perkey.core.events import Decided
+from perkey.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip
 from simulators.core import remembering
 from simulators.core.dice import Dice
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.world import World
-from weft.core import effects as fx
-from weft.core.events import Decided
-from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip
 
 #: None: it raised
 OUTCOMES: tuple[GivenUp | Retry | None, ...] = (

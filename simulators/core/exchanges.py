@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.work import Work
+from perkey.kafka.ports import ToCommit, which_way
+from perkey.testing.memory import METADATA_TOO_LARGE
+from perkey.types import ErrorInfo, TopicPartition
 from simulators.core.actions import ERROR, Shared
 from simulators.core.answers import check_answered
 from simulators.core.dice import Dice
@@ -11,12 +17,6 @@ from simulators.core.member import OUTPUT_BYTES, Exchange, Member
 from simulators.core.stage import GROUP
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.work import Work
-from weft.kafka.ports import ToCommit, which_way
-from weft.testing.memory import METADATA_TOO_LARGE
-from weft.types import ErrorInfo, TopicPartition
 
 CONTENT = ErrorInfo("SimulatedAbort", "for something that is in it")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import EXACTLY_ONCE
+from perkey.core.offsets import PRESSURE, always_fits, runs_fit
+from perkey.core.valve import REFUSED_S
+from perkey.policies import GivenUp, Park
 from simulators.core.ledger import Life
 from simulators.core.violation import Violation, require
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import EXACTLY_ONCE
-from weft.core.offsets import PRESSURE, always_fits, runs_fit
-from weft.core.valve import REFUSED_S
-from weft.policies import GivenUp, Park
 
 SLACK = 1e-6
 #: the least share that any function in the simulation asks for

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from perkey.account.account import take
+from perkey.account.snapshot import snapshot
+from perkey.core.events import AT_MOST_ONCE, EXACTLY_ONCE, Steering
+from perkey.policies import DeadLetter, Stop
 from simulators.core import actions, answers, exchanges, lending, rebalance
 from simulators.core.commanding import put_off, release_all
 from simulators.core.dice import Dice
@@ -14,10 +18,6 @@ from simulators.core.stage import GROUP
 from simulators.core.steered import obey
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
-from weft.account.account import take
-from weft.account.snapshot import snapshot
-from weft.core.events import AT_MOST_ONCE, EXACTLY_ONCE, Steering
-from weft.policies import DeadLetter, Stop
 
 STRUCTURE_EVERY = 12  # steps between two recounts of everything
 IDLE_ROUNDS_MAX = 40

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perkey.testing.memory import OffsetAndMetadata
 from simulators.core.dice import Dice
 from simulators.core.ledger import Source
 from simulators.core.stage import GROUP, Stage
-from weft.testing.memory import OffsetAndMetadata
 
 #: what a group that moves here finds: records, two of them in a transaction that is still open
 THERE, OPEN = 9, (3, 4)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from perkey.testing.memory import Log
 from simulators.core.dice import Dice
 from simulators.core.foreign import end_foreign, write_open
 from simulators.core.ledger import Source
 from simulators.core.liveness import check_liveness
 from simulators.core.stage import GROUP
 from simulators.core.world import World
-from weft.testing.memory import Log
 
 DRAIN_TIMEOUT_S = 10.0
 TRANSACTION_TIMEOUT_S = 10.0

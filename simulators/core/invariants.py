@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from perkey.account.account import PLACES, gathering, place_of, take
+from perkey.core import states
+from perkey.core.budgets import SharedBudget
+from perkey.core.engine import Engine
+from perkey.core.engine_state import EngineState
+from perkey.core.events import AT_MOST_ONCE
+from perkey.core.lanes import follows
+from perkey.core.memory import SHELVED_BYTES
+from perkey.core.partition import Partition
+from perkey.core.scheduling import Handler
+from perkey.core.states import InternalError
+from perkey.core.work import STORY_EVENTS_MAX, LaneKey, Work
 from simulators.core.steered import SET_MORE
-from weft.account.account import PLACES, gathering, place_of, take
-from weft.core import states
-from weft.core.budgets import SharedBudget
-from weft.core.engine import Engine
-from weft.core.engine_state import EngineState
-from weft.core.events import AT_MOST_ONCE
-from weft.core.lanes import follows
-from weft.core.memory import SHELVED_BYTES
-from weft.core.partition import Partition
-from weft.core.scheduling import Handler
-from weft.core.states import InternalError
-from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
 
 
 def check(engine: Engine, calls: Sequence[int] | None = None) -> None:

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING
 
-from weft.codec import decode
-from weft.core.events import KEY, PARTITION, HandlerSpec
-from weft.core.partition import Partition
-from weft.policies import Retry
-from weft.testing.memory import OffsetAndMetadata
-from weft.types import TopicPartition
+from perkey.codec import decode
+from perkey.core.events import KEY, PARTITION, HandlerSpec
+from perkey.core.partition import Partition
+from perkey.policies import Retry
+from perkey.testing.memory import OffsetAndMetadata
+from perkey.types import TopicPartition
 
 if TYPE_CHECKING:
-    from weft.testing.memory import Log
+    from perkey.testing.memory import Log
 
 
 class Source:

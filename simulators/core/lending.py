@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perkey.core.leases import LEASE_S, LeaseReport, Lent, Lessor
 from simulators.core.violation import require
-from weft.core.leases import LEASE_S, LeaseReport, Lent, Lessor
 
 if TYPE_CHECKING:
+    from perkey.policies import Budget
     from simulators.core.dice import Dice
     from simulators.core.member import Member
     from simulators.core.world import World
-    from weft.policies import Budget
 
 #: the budget whose calls all cost the same
 EVEN = "even"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from perkey.core import states
+from perkey.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from simulators.core import away, budgeted, exporting
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.steered import calls_max, may_start, timeout_s
 from simulators.core.violation import Violation
 from simulators.core.world import World
-from weft.core import states
-from weft.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 
 START_WITHIN_S = 1.0
 

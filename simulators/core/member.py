@@ -6,20 +6,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from perkey.core import effects as fx
+from perkey.core.commits import Found, Start, resolve
+from perkey.core.engine import Engine
+from perkey.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
+from perkey.types import TopicPartition
 from simulators.core import away, budgeted, exporting, redoing
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
 from simulators.core.steered import calls_max, check_not_paused, timeout_s
 from simulators.core.violation import Violation, require
-from weft.core import effects as fx
-from weft.core.commits import Found, Start, resolve
-from weft.core.engine import Engine
-from weft.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.testing.memory import Log, OffsetAndMetadata, UnstableOffset
-from weft.types import TopicPartition
 
 OUTPUT_BYTES = 300  # what each record's outputs weigh
 

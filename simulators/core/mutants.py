@@ -6,6 +6,21 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from perkey.account import account
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.batching import Batching
+from perkey.core.commits import Commits, Plans
+from perkey.core.delivery import AtLeastOnce, ExactlyOnce
+from perkey.core.endings import Endings
+from perkey.core.engine import Engine
+from perkey.core.engine_state import Epochs
+from perkey.core.events import AT_MOST_ONCE
+from perkey.core.lanes import Lanes
+from perkey.core.offsets import Offsets, Snapshot
+from perkey.core.partition import Partition
+from perkey.core.portions import Culprits, Portions
+from perkey.core.scheduling import Flow, Handler, Slots
 from simulators.core import (
     member,
     mutants_away,
@@ -20,21 +35,6 @@ from simulators.core import (
     profiles,
 )
 from simulators.core.mutant import MUTANTS, Mutant, mutant
-from weft.account import account
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.batching import Batching
-from weft.core.commits import Commits, Plans
-from weft.core.delivery import AtLeastOnce, ExactlyOnce
-from weft.core.endings import Endings
-from weft.core.engine import Engine
-from weft.core.engine_state import Epochs
-from weft.core.events import AT_MOST_ONCE
-from weft.core.lanes import Lanes
-from weft.core.offsets import Offsets, Snapshot
-from weft.core.partition import Partition
-from weft.core.portions import Culprits, Portions
-from weft.core.scheduling import Flow, Handler, Slots
 
 # Those that register their own.
 __all__ = [

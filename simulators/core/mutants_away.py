@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core.retries import Outages
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core.retries import Outages
 
 
 @mutant(Outages, "most", "S15", first_seed=profiles.AWAY)

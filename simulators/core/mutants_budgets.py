@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core.budgets import SharedBudget
+from perkey.core.leases import VALID_S, Bucket, BudgetLease, Lent, Lessor
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core.budgets import SharedBudget
-from weft.core.leases import VALID_S, Bucket, BudgetLease, Lent, Lessor
 
 
 @mutant(Bucket, "pays", "S17", first_seed=profiles.BUDGETED)

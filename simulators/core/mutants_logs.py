@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core import states
+from perkey.core.endings import Endings
+from perkey.core.engine import Engine
+from perkey.core.engine_state import Epochs
+from perkey.core.offsets import Reach
+from perkey.core.partition import Partition
+from perkey.core.scheduling import Flow
 from simulators.core import member, profiles
 from simulators.core.mutant import mutant
-from weft.core import states
-from weft.core.endings import Endings
-from weft.core.engine import Engine
-from weft.core.engine_state import Epochs
-from weft.core.offsets import Reach
-from weft.core.partition import Partition
-from weft.core.scheduling import Flow
 
 
 @mutant(Engine, "reached", "S2", first_seed=profiles.LOGS)

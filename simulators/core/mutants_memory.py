@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perkey.codec import Remembered
+from perkey.core import commands
+from perkey.core.commands import Commands
+from perkey.core.commits import Commits
+from perkey.core.endings import Endings
+from perkey.core.memory import Memory
+from perkey.core.partition import Partition
+from perkey.core.work import HeldBy, Work
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.codec import Remembered
-from weft.core import commands
-from weft.core.commands import Commands
-from weft.core.commits import Commits
-from weft.core.endings import Endings
-from weft.core.memory import Memory
-from weft.core.partition import Partition
-from weft.core.work import HeldBy, Work
 
 
 @mutant(Memory, "keep", "S12")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.codec import Remembered
+from perkey.core import effects as fx
+from perkey.core.commands import Commands
+from perkey.core.events import Command
+from perkey.core.work import Work
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.codec import Remembered
-from weft.core import effects as fx
-from weft.core.commands import Commands
-from weft.core.events import Command
-from weft.core.work import Work
 
 
 @mutant(Commands, "_skip", "S18", first_seed=profiles.OWNERS)

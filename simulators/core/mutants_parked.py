@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core import states
+from perkey.core.endings import Endings
+from perkey.core.memory import Returns, Shelves
+from perkey.core.work import Work
+from perkey.types import Record
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core import states
-from weft.core.endings import Endings
-from weft.core.memory import Returns, Shelves
-from weft.core.work import Work
-from weft.types import Record
 
 
 @mutant(Shelves, "put_away", "structure", first_seed=profiles.PARKED)

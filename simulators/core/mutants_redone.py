@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.codec.maps import Carrier
+from perkey.core import commands, endings
+from perkey.core.commands import redo_handled
+from perkey.core.delivery import ExactlyOnce
+from perkey.core.lanes import Lanes
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.codec.maps import Carrier
-from weft.core import commands, endings
-from weft.core.commands import redo_handled
-from weft.core.delivery import ExactlyOnce
-from weft.core.lanes import Lanes
 
 
 @mutant(Lanes, "put_behind", "S14", "S3", "structure", first_seed=profiles.REDONE)

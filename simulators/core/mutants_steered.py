@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core.engine import Engine
+from perkey.core.events import Steering
+from perkey.core.partition import Partition
+from perkey.core.scheduling import Handler, Pauses, Slots
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core.engine import Engine
-from weft.core.events import Steering
-from weft.core.partition import Partition
-from weft.core.scheduling import Handler, Pauses, Slots
 
 
 @mutant(Pauses, "apply", "S11", first_seed=profiles.STEERED)

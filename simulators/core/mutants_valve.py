@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from perkey.core import effects as fx
+from perkey.core import states, valve
+from perkey.core.endings import Endings
+from perkey.core.partition import Partition
+from perkey.core.valve import Export, Valve
+from perkey.core.work import Failure, Work
 from simulators.core import profiles
 from simulators.core.mutant import mutant
-from weft.core import effects as fx
-from weft.core import states, valve
-from weft.core.endings import Endings
-from weft.core.partition import Partition
-from weft.core.valve import Export, Valve
-from weft.core.work import Failure, Work
 
 
 @mutant(Partition, "taken_without", "S16", first_seed=profiles.PARKED)

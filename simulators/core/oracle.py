@@ -6,17 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
+from perkey.codec import measure
+from perkey.core import effects as fx
+from perkey.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.policies import DeadLetter, GivenUp, Skip
+from perkey.testing.memory import OffsetAndMetadata
+from perkey.types import TopicPartition
 from simulators.core import away, exporting, redoing, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
-from weft.codec import measure
-from weft.core import effects as fx
-from weft.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.policies import DeadLetter, GivenUp, Skip
-from weft.testing.memory import OffsetAndMetadata
-from weft.types import TopicPartition
 
 SLACK = 1e-6  # floating-point seconds
 

@@ -13,11 +13,11 @@ from simulators.core.dice import Dice
 from simulators.core.violation import require
 
 if TYPE_CHECKING:
+    from perkey.core.events import Command
+    from perkey.core.partition import Partition
     from simulators.core.ledger import Source
     from simulators.core.member import Member
     from simulators.core.world import World
-    from weft.core.events import Command
-    from weft.core.partition import Partition
 
 
 def relay(world: World, dice: Dice) -> None:

@@ -10,10 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulators.core.away import by_key
-from simulators.core.lending import EVEN
-from simulators.core.setup import ACTIONS, Setup, decides, draw_any
-from weft.core.events import (
+from perkey.core.events import (
     ALL_STARTS_PER_S,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -21,7 +18,10 @@ from weft.core.events import (
     UNORDERED,
     HandlerSpec,
 )
-from weft.policies import Batch, Brake, Budget, DeadLetter, Hold, Park, Retry, Skip
+from perkey.policies import Batch, Brake, Budget, DeadLetter, Hold, Park, Retry, Skip
+from simulators.core.away import by_key
+from simulators.core.lending import EVEN
+from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 
 WIDTH = 1_000_000
 #: batches of exactly_once whose partitions come and go one by one

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING, Any
 
+from perkey.core import effects as fx
+from perkey.core.events import EXACTLY_ONCE, Command, Ended, Failed, Target, Unhandled
+from perkey.types import Record
 from simulators.core.dice import Dice
 from simulators.core.remembering import UNIX_S
 from simulators.core.violation import require
-from weft.core import effects as fx
-from weft.core.events import EXACTLY_ONCE, Command, Ended, Failed, Target, Unhandled
-from weft.types import Record
 
 if TYPE_CHECKING:
+    from perkey.core.work import Work
     from simulators.core.ledger import Life
     from simulators.core.member import Member
     from simulators.core.world import World
-    from weft.core.work import Work
 
 WAITS, RUNS, GOOD, BAD = "waits", "runs", "redone", "failed"
 #: its outputs are on the way; exactly_once: they wait for a transaction

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from perkey.codec import Remembered, UnreadableMap, decode
+from perkey.core import effects as fx
+from perkey.core.events import AT_MOST_ONCE, DELAY_MAX_S, EXACTLY_ONCE, HOLD_MAX_S
+from perkey.policies import PARKED_S_MAX, DeadLetter, GivenUp, OnExhausted, Park, Stop
+from perkey.testing.memory import OffsetAndMetadata
 from simulators.core.ledger import Claimed, Life
 from simulators.core.violation import require
-from weft.codec import Remembered, UnreadableMap, decode
-from weft.core import effects as fx
-from weft.core.events import AT_MOST_ONCE, DELAY_MAX_S, EXACTLY_ONCE, HOLD_MAX_S
-from weft.policies import PARKED_S_MAX, DeadLetter, GivenUp, OnExhausted, Park, Stop
-from weft.testing.memory import OffsetAndMetadata
 
 #: the simulated clock begins then
 UNIX_S = 1_700_000_000.0

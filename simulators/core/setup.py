@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from weft.core.events import (
+from perkey.core.events import (
     ALL_STARTS_PER_S,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -17,9 +17,9 @@ from weft.core.events import (
     HandlerSpec,
     Limits,
 )
-from weft.policies import Batch, Commit, DeadLetter, GivenUp, OnExhausted, Park, Retry, Skip, Stop
-from weft.testing.memory import Protocol
-from weft.types import DeliveryName, Ordering
+from perkey.policies import Batch, Commit, DeadLetter, GivenUp, OnExhausted, Park, Retry, Skip, Stop
+from perkey.testing.memory import Protocol
+from perkey.types import DeliveryName, Ordering
 
 UNBOUNDED_BYTES = 10**9
 #: What a step may do, with its usual weight.

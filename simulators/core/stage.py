@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
+from perkey.core import effects as fx
+from perkey.core.events import AT_MOST_ONCE
+from perkey.core.work import Work
+from perkey.testing.memory import MemoryBroker, OffsetAndMetadata, ProducerId
+from perkey.types import TopicPartition
 from simulators.core.ledger import Claimed, Source
 from simulators.core.lending import Lending
 from simulators.core.oracle import Oracle
 from simulators.core.profiles import draw
 from simulators.core.setup import Odds, Setup
-from weft.core import effects as fx
-from weft.core.events import AT_MOST_ONCE
-from weft.core.work import Work
-from weft.testing.memory import MemoryBroker, OffsetAndMetadata, ProducerId
-from weft.types import TopicPartition
 
 GROUP = "g"
 

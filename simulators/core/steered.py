@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perkey.core.events import AT_MOST_ONCE, Pause, Steering, Tuning
+from perkey.core.work import Work
 from simulators.core.dice import Dice
 from simulators.core.violation import require
-from weft.core.events import AT_MOST_ONCE, Pause, Steering, Tuning
-from weft.core.work import Work
 
 #: so many calls more than declared a command sets, with half of the seeds
 SET_MORE = 2

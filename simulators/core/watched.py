@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from weft.core import engine_state, offsets
-from weft.core.commits import CommitState
-from weft.core.partition import Partition
-from weft.core.states import (
+from perkey.core import engine_state, offsets
+from perkey.core.commits import CommitState
+from perkey.core.partition import Partition
+from perkey.core.states import (
     COMMIT_NAMES,
     COMMIT_TABLE,
     EPOCH_NAMES,
@@ -22,7 +22,7 @@ from weft.core.states import (
     RECORD_TABLE,
     InternalError,
 )
-from weft.core.work import Work
+from perkey.core.work import Work
 
 
 class Edge(NamedTuple):

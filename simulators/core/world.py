@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from perkey.core.events import Command
+from perkey.core.partition import Partition
+from perkey.types import StopMode
 from simulators.core.foreign import take_over
 from simulators.core.invariants import check
 from simulators.core.member import Member
 from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation
-from weft.core.events import Command
-from weft.core.partition import Partition
-from weft.types import StopMode
 
 #: commands that owners still obey, as those of a control topic that are young
 ORDERS = 12

@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from simulators.runtime.oracle import Oracle
-from simulators.runtime.setup import Setup
-from simulators.runtime.stage import Stage
-from weft.core.commits import Found
-from weft.kafka.connect import MEMORY
-from weft.kafka.ports import (
+from perkey.core.commits import Found
+from perkey.kafka.connect import MEMORY
+from perkey.kafka.ports import (
     CommitAnswer,
     Delivery,
     KafkaUnavailable,
@@ -23,15 +20,18 @@ from weft.kafka.ports import (
     ToCommit,
     TransactionEnd,
 )
-from weft.testing.memory import OffsetAndMetadata
-from weft.testing.memory_connection import MemoryConnection, MemoryKafka
-from weft.testing.memory_consumer import MemoryConsumer
-from weft.testing.memory_producer import MemoryTransactions
-from weft.types import ErrorInfo, TopicPartition
+from perkey.testing.memory import OffsetAndMetadata
+from perkey.testing.memory_connection import MemoryConnection, MemoryKafka
+from perkey.testing.memory_consumer import MemoryConsumer
+from perkey.testing.memory_producer import MemoryTransactions
+from perkey.types import ErrorInfo, TopicPartition
+from simulators.runtime.oracle import Oracle
+from simulators.runtime.setup import Setup
+from simulators.runtime.stage import Stage
 
 #: at most so long after the first time, a commit that was refused is sent again
 AGAIN_S = 1.5
-#: and one whose connection broke; longer than Weft waits for an answer
+#: and one whose connection broke; longer than Perkey waits for an answer
 BROKEN_S = 8.0
 #: so often, before the client answers that it could not be sent
 TRIES = 3
@@ -325,7 +325,7 @@ class SimProducer:
         self._queue: deque[tuple[OutMessage, Callable[[Delivery], None]]] = deque()
         self._changed = self.world.made.condition()
         self._closed = False
-        self.world.sim.spawn(self._serve, "weft-producer")
+        self.world.sim.spawn(self._serve, "perkey-producer")
 
     def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
         """Queue one message. Raises BufferError when the queue is full."""

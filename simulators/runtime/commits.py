@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from perkey.kafka.ports import ToCommit
+from perkey.runtime.member.committing import LAST_ANSWER_S, LAST_COMMIT_S
+from perkey.testing.memory import OffsetAndMetadata
+from perkey.types import TopicPartition
 from simulators.core.violation import Violation
 from simulators.runtime.life import Claimed, Life, Place, Source
 from simulators.runtime.stage import Stage
-from weft.kafka.ports import ToCommit
-from weft.runtime.member.committing import LAST_ANSWER_S, LAST_COMMIT_S
-from weft.testing.memory import OffsetAndMetadata
-from weft.types import TopicPartition
 
 #: a last commit waits so long for the answer to a former one
 WAITED_S = LAST_COMMIT_S - LAST_ANSWER_S - 0.1

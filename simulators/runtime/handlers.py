@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from perkey.app import App
+from perkey.errors import OutOfOrder
+from perkey.runtime.calls.record_batch import RecordBatch
+from perkey.types import Produce, Record
 from simulators.core.dice import Dice
 from simulators.runtime.life import Call, Place
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.setup import OUTPUT, TOPIC, Setup
 from simulators.runtime.stage import Stage
-from weft.app import App
-from weft.errors import OutOfOrder
-from weft.runtime.calls.record_batch import RecordBatch
-from weft.types import Produce, Record
 
 POISON_EVERY = 20
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from weft.codec import decode
-from weft.kafka.ports import OutMessage
+from perkey.codec import decode
+from perkey.kafka.ports import OutMessage
 
 Place = tuple[int, int]  # partition and offset of the one topic
 

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from perkey.kafka.ports import TransactionEnd, which_way
+from perkey.runtime.calls.aio import AsyncExecutor
+from perkey.runtime.calls.processes.executor import ProcessExecutor
+from perkey.runtime.calls.record_batch import Acks
+from perkey.runtime.calls.threads import WorkerThreads
+from perkey.runtime.door import Door
+from perkey.runtime.member import committing, rebalance
+from perkey.runtime.member.committing import Committer
+from perkey.runtime.member.member import Member
+from perkey.runtime.member.outputs import Outputs
+from perkey.runtime.member.rebalance import Rebalance
+from perkey.runtime.member.transactor import Transactor
+from perkey.runtime.member.unread import Watchdog
+from perkey.runtime.run import drain
 from simulators.core.mutants import Mutant
 from simulators.runtime.setup import Setup
-from weft.kafka.ports import TransactionEnd, which_way
-from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.processes.executor import ProcessExecutor
-from weft.runtime.calls.record_batch import Acks
-from weft.runtime.calls.threads import WorkerThreads
-from weft.runtime.door import Door
-from weft.runtime.member import committing, rebalance
-from weft.runtime.member.committing import Committer
-from weft.runtime.member.member import Member
-from weft.runtime.member.outputs import Outputs
-from weft.runtime.member.rebalance import Rebalance
-from weft.runtime.member.transactor import Transactor
-from weft.runtime.member.unread import Watchdog
-from weft.runtime.run import drain
 
 Among = Callable[[Setup], bool]
 
@@ -84,7 +84,7 @@ def _commits_again(setup: Setup) -> bool:
 
 
 def _connections_break(setup: Setup) -> bool:
-    """The client resends commits, long after Weft has given up waiting."""
+    """The client resends commits, long after Perkey has given up waiting."""
     odds = setup.odds
     return bool(max(odds.commit_lost, odds.answer_lost) > 0.3 and setup.actions > 2)
 

@@ -10,13 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import count
 
+from perkey.kafka.ports import OutMessage, Polled
+from perkey.policies import Park, Skip
+from perkey.types import Record, TopicPartition
 from simulators.runtime.commits import CommitOracle
 from simulators.runtime.life import Call, Claimed, Life, Place, of_dead_letter
 from simulators.runtime.setup import DEAD, OUTPUT
 from simulators.runtime.stage import Stage
-from weft.kafka.ports import OutMessage, Polled
-from weft.policies import Park, Skip
-from weft.types import Record, TopicPartition
 
 NEARLY = 0.8  # of a time-out: from here on an attempt may count as late
 

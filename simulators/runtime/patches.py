@@ -1,6 +1,6 @@
 """The only seam: the parts of the environment that are replaced while a seed runs.
 
-Weft's modules reach threads, queues and clocks by names of their own module (`threading`, `time`,
+Perkey's modules reach threads, queues and clocks by names of their own module (`threading`, `time`,
 `SimpleQueue`, `deque`). Those names are bound to the simulated ones, wherever they are, and bound
 back afterwards. Nothing of the runtime itself is changed.
 """
@@ -26,38 +26,38 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from perkey.runtime.calls import threads
+from perkey.runtime.calls.loops import new_loop
+from perkey.runtime.calls.processes.link import SPAWN
+from perkey.runtime.calls.processes.protocol import found_by_name, log_to_parent
+from perkey.runtime.door import Reports, since_boot
+from perkey.runtime.run.outside import SOCKET_VARIABLE
 from simulators.runtime.loop import SimLoop
 from simulators.runtime.primitives import Primitives
 from simulators.runtime.processes import Machine
 from simulators.runtime.scheduler import Scheduler
-from weft.runtime.calls import threads
-from weft.runtime.calls.loops import new_loop
-from weft.runtime.calls.processes.link import SPAWN
-from weft.runtime.calls.processes.protocol import found_by_name, log_to_parent
-from weft.runtime.door import Reports, since_boot
-from weft.runtime.run.outside import SOCKET_VARIABLE
 
 #: modules that go on as they are
-LEFT_ALONE = ("weft.core", "weft.broker")
+LEFT_ALONE = ("perkey.core", "perkey.broker")
 #: where deques are shared by threads
-SHARED_DEQUES = "weft.runtime"
+SHARED_DEQUES = "perkey.runtime"
 #: where processes are started and spoken to
-PROCESSES = "weft.runtime.calls.processes"
+PROCESSES = "perkey.runtime.calls.processes"
 
 
 #: what an app imports when it runs
-AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.result_stream")
+AT_RUN = ("perkey.runtime.run.run", "perkey.runtime.run.result_stream")
 for _name in AT_RUN:
     import_module(_name)
 
 
 class NothingLate:
-    """Refuses modules of Weft that come in while a seed runs: they would have the real clocks."""
+    """Refuses modules of Perkey that come in while a seed runs: they would have the real clocks."""
 
     @staticmethod
     def find_spec(name: str, *_: Any) -> ModuleSpec | None:
-        """A finder of `sys.meta_path`; what is not Weft's it leaves to the others."""
-        if name.startswith("weft."):
+        """A finder of `sys.meta_path`; what is not Perkey's it leaves to the others."""
+        if name.startswith("perkey."):
             raise AssertionError(f"{name} is imported by a seed: name it in AT_RUN")
         return None
 
@@ -66,7 +66,7 @@ class NothingLate:
 def installed(
     scheduler: Scheduler, machine: Machine, *, shuffle: bool, ahead: bool = False
 ) -> Iterator[None]:
-    """Weft runs on this scheduler inside; `ahead`: a call in 50 ms is a fast pace."""
+    """Perkey runs on this scheduler inside; `ahead`: a call in 50 ms is a fast pace."""
     pace = threads.PACE_PER_S, threads.PACE_CALLS
     undo: list[Callable[[], None]] = [lambda: _set_pace(*pace)]
     if ahead:
@@ -74,7 +74,7 @@ def installed(
     made = Primitives(scheduler)
     table = _table(scheduler, made, shuffle=shuffle)
     for name, module in list(sys.modules.items()):
-        if name.startswith("weft.") and not name.startswith(LEFT_ALONE):
+        if name.startswith("perkey.") and not name.startswith(LEFT_ALONE):
             _rebind(module, table, undo)
             if name.startswith(SHARED_DEQUES):
                 shared = {id(deque): made.deque, id(Reports): made.reports}
@@ -135,7 +135,7 @@ def _of_processes(machine: Machine) -> dict[int, Any]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No log lines, no garbage collection, which calls finalizers at any moment, no real socket."""
-    log, collecting = logging.getLogger("weft"), gc.isenabled()
+    log, collecting = logging.getLogger("perkey"), gc.isenabled()
     asked = os.environ.get(SOCKET_VARIABLE)
     os.environ[SOCKET_VARIABLE] = "0"  # its server waits for the world outside, for ever
     disabled, log.disabled = log.disabled, True

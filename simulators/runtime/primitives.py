@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from perkey.runtime import door
 from simulators.runtime.scheduler import Scheduler, Task
-from weft.runtime import door
 
 T = TypeVar("T")
 EPOCH_S = 1_700_000_000.0  # what the wall clock says at the beginning

@@ -6,11 +6,11 @@ a second later. So it is looked for at the moments when all threads wait and tim
 
 from __future__ import annotations
 
+from perkey.policies import DeadLetter
 from simulators.runtime.life import Life
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.stage import Stage
 from simulators.runtime.taps import Taps
-from weft.policies import DeadLetter
 
 SLACK_S = 0.006
 LOADED_S = 0.03  # a prefetch gathers and loads for less

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip
-from weft.testing.memory import Protocol
+from perkey.policies import Batch, Commit, DeadLetter, Park, Retry, Skip
+from perkey.testing.memory import Protocol
 
 TOPIC, OUTPUT, DEAD = "in", "out", "in.dlq"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from perkey.types import TopicPartition
 from simulators.runtime.primitives import Primitives
 from simulators.runtime.processes import Machine
 from simulators.runtime.scheduler import Scheduler
 from simulators.runtime.setup import Setup
-from weft.types import TopicPartition
 
 
 class Stage(ABC):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from perkey.core import effects as fx
+from perkey.core.engine import Engine
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.runtime.run.drain import Drain
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.stage import Stage
-from weft.core import effects as fx
-from weft.core.engine import Engine
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.runtime.run.drain import Drain
 
 
 class Taps:

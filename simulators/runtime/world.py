@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from perkey.app import RunHandle
+from perkey.core.states import SUPERSEDED
+from perkey.core.work import Work
+from perkey.types import TopicPartition
 from simulators.core.violation import Violation
 from simulators.runtime.broker import Network, SimKafka
 from simulators.runtime.handlers import make_app
@@ -14,10 +18,6 @@ from simulators.runtime.prompt import Prompt
 from simulators.runtime.setup import DEAD, OUTPUT, TOPIC, Odds, draw
 from simulators.runtime.stage import Stage
 from simulators.runtime.taps import Taps, tapped
-from weft.app import RunHandle
-from weft.core.states import SUPERSEDED
-from weft.core.work import Work
-from weft.types import TopicPartition
 
 #: after all faults: something more is done in so much time
 HEAL_S = 200.0

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from weft.spark.sink import protocol as p
+from perkey.spark.sink import protocol as p
 
 PARTITIONS = 2
 QUERY = "q"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from weft.spark.sink import protocol as p
+from perkey.spark.sink import protocol as p
 
 
 def _each(steps: Any, answer: Callable[[Any], Any]) -> Any:

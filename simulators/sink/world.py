@@ -7,8 +7,8 @@ from collections.abc import Generator
 from random import Random
 from typing import Any
 
+from perkey.spark.sink import protocol as p
 from simulators.sink.kafka import QUERY, Client, Kafka, Row, Rows, Transaction
-from weft.spark.sink import protocol as p
 
 ATTEMPTS_MAX = 4
 TURNS_MAX = 60_000

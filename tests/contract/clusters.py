@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from weft.kafka import ports
-from weft.kafka.connect import Connection, connect
-from weft.kafka.ports import Polled, ToCommit
-from weft.types import Record, Sent
+from perkey.kafka import ports
+from perkey.kafka.connect import Connection, connect
+from perkey.kafka.ports import Polled, ToCommit
+from perkey.types import Record, Sent
 
 #: a cold broker makes its coordinator's topic first, and refuses joins for seconds; a member id that
 #: librdkafka gives up half-way through a join is waited for by its group, 45 s (librdkafka#5569)
@@ -116,7 +116,7 @@ class Cluster:
 
 
 class InMemory(Cluster):
-    """On `weft.testing.MemoryKafka`."""
+    """On `perkey.testing.MemoryKafka`."""
 
     in_memory = True
 

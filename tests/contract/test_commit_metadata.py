@@ -16,9 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from weft.broker import LocalBroker
-from weft.errors import ConfigError
-from weft.kafka import clib, ports
+from perkey.broker import LocalBroker
+from perkey.errors import ConfigError
+from perkey.kafka import clib, ports
 
 METADATA_TOO_LARGE = 12
 ILLEGAL_GENERATION = 22
@@ -277,7 +277,7 @@ class Member:
         self.owned.difference_update(lost)
 
     def leave(self) -> None:
-        """Leave as Weft does: unsubscribe, poll until everything is revoked, close."""
+        """Leave as Perkey does: unsubscribe, poll until everything is revoked, close."""
         self.consumer.unsubscribe()
         wait_for(lambda: not self.owned, self.consumer)
         self.queue.close()

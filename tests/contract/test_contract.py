@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.contract.clusters import ANSWER_S, LIMIT_S, PROTOCOLS, Cluster, Joined
 
-from weft.kafka.ports import KafkaUnavailable, ToCommit
+from perkey.kafka.ports import KafkaUnavailable, ToCommit
 
 METADATA_CHARS_MAX = 4096
 

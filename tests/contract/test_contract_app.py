@@ -15,17 +15,17 @@ import pytest
 from tests.contract.clusters import ANSWER_S, FAST, LIMIT_S, PROTOCOLS, Cluster
 from tests.support.waiting import wait_for
 
-import weft
-from weft.codec import OffsetMap, decode
+import perkey
+from perkey.codec import OffsetMap, decode
 
 SEED = 11
-SOON = weft.Commit(interval_s=0.05)
+SOON = perkey.Commit(interval_s=0.05)
 
 
-def app_on(cluster: Cluster, group: str, **options: Any) -> weft.App:
+def app_on(cluster: Cluster, group: str, **options: Any) -> perkey.App:
     """An app on the cluster under test."""
     kafka = {"bootstrap.servers": cluster.broker.bootstrap, **FAST, **options.pop("kafka", {})}
-    return weft.App(group=group, kafka=kafka, **options)
+    return perkey.App(group=group, kafka=kafka, **options)
 
 
 def held(cluster: Cluster, group: str, topic: str, partition: int = 0) -> OffsetMap:
@@ -49,7 +49,7 @@ class Log:
         self.overlaps = 0
         self._lock = threading.Lock()
 
-    def enter(self, record: weft.Record) -> None:
+    def enter(self, record: perkey.Record) -> None:
         """A call begins."""
         lane = (record.partition, record.key)
         with self._lock:
@@ -60,7 +60,7 @@ class Log:
             self.at_once += 1
             self.highest = max(self.highest, self.at_once)
 
-    def leave(self, record: weft.Record) -> None:
+    def leave(self, record: perkey.Record) -> None:
         """It ends."""
         with self._lock:
             self.running[record.partition, record.key] -= 1
@@ -74,12 +74,12 @@ class Log:
 def logged(log: Log, kind: str, work_s: Callable[[], float]) -> Callable[..., Any]:
     """A handler of this kind that takes so long and logs it."""
 
-    async def on_loop(record: weft.Record) -> None:
+    async def on_loop(record: perkey.Record) -> None:
         log.enter(record)
         await asyncio.sleep(work_s())
         log.leave(record)
 
-    def on_thread(record: weft.Record) -> None:
+    def on_thread(record: perkey.Record) -> None:
         log.enter(record)
         time.sleep(work_s())  # the handler's work
         log.leave(record)
@@ -125,7 +125,7 @@ def test_orderings_decide_what_runs_together(
     app, company = app_on(cluster, topic), asyncio.Event()
 
     @app.consume(topic, ordering=ordering, concurrency=8)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         log.enter(record)
         if log.highest >= together:
             company.set()
@@ -145,11 +145,11 @@ def test_an_exhausted_record_ends_in_the_dead_letter_topic(cluster: Cluster) -> 
     for number in range(5):
         cluster.produce(topic, b"%d" % number, b"k", headers=(("h", b"1"),), timestamp_ms=1_700_000_000_000)  # fmt: skip
     app = app_on(cluster, topic)
-    retry = weft.Retry(attempts=3, delay_s=0.01)
+    retry = perkey.Retry(attempts=3, delay_s=0.01)
     attempts = []
 
-    @app.consume(topic, retry=retry, on_exhausted=weft.DeadLetter("{topic}.dlq"))
-    async def handle(record: weft.Record) -> None:
+    @app.consume(topic, retry=retry, on_exhausted=perkey.DeadLetter("{topic}.dlq"))
+    async def handle(record: perkey.Record) -> None:
         if record.value == b"2":
             attempts.append(record.attempt)
             raise ValueError("not this one")
@@ -181,8 +181,8 @@ def test_a_restart_repeats_only_what_was_not_done(cluster: Cluster) -> None:
     calls: list[int] = []
     app = app_on(cluster, topic)
 
-    @app.consume(topic, retry=weft.Retry(attempts=1, remember=False))
-    async def handle(record: weft.Record) -> None:
+    @app.consume(topic, retry=perkey.Retry(attempts=1, remember=False))
+    async def handle(record: perkey.Record) -> None:
         calls.append(record.offset)
         if record.offset in bad:
             raise ValueError("not yet")
@@ -207,9 +207,9 @@ def test_outputs_are_there_before_the_record_is_done(cluster: Cluster) -> None:
     app = app_on(cluster, topic)
 
     @app.consume(topic, output=target, value="json")
-    async def double(record: weft.Record) -> Any:
+    async def double(record: perkey.Record) -> Any:
         if record.value % 10 == 9:
-            return [weft.Produce(b"a"), weft.Produce(b"b", key=None, headers={"h": "1"})]
+            return [perkey.Produce(b"a"), perkey.Produce(b"b", key=None, headers={"h": "1"})]
         return 2 * record.value
 
     results = app.results()
@@ -230,8 +230,8 @@ def test_drained_waits_for_retries(cluster: Cluster) -> None:
     cluster.fill(topic, 3)
     app = app_on(cluster, topic)
 
-    @app.consume(topic, retry=weft.Retry(attempts=5, delay_s=0.1, jitter=0))
-    def handle(record: weft.Record) -> None:
+    @app.consume(topic, retry=perkey.Retry(attempts=5, delay_s=0.1, jitter=0))
+    def handle(record: perkey.Record) -> None:
         if record.offset == 1 and record.attempt < 3:
             assert record.attempt == 1 or record.last_error.type == "ValueError"
             raise ValueError
@@ -250,7 +250,7 @@ def test_drained_is_not_fooled_by_holes(cluster: Cluster) -> None:
     owner.until(lambda: owner.assigned)
     port = cluster.connection(source).transactions(source)
     port.open()
-    messages = [weft_message(topic, b"never"), weft_message(topic, b"x" * 2_000_000)]
+    messages = [perkey_message(topic, b"never"), perkey_message(topic, b"x" * 2_000_000)]
     end = port.transact(messages, [], owner.consumer.membership(), lambda _: None)
     assert end.outcome == "aborted"
     port.close()
@@ -264,9 +264,9 @@ def test_drained_is_not_fooled_by_holes(cluster: Cluster) -> None:
     assert held(cluster, topic, topic).frontier > 4
 
 
-def weft_message(topic: str, value: bytes) -> Any:
+def perkey_message(topic: str, value: bytes) -> Any:
     """A message of a producer's."""
-    from weft.kafka.ports import OutMessage
+    from perkey.kafka.ports import OutMessage
 
     return OutMessage(topic, value, None, (), 0)
 
@@ -313,7 +313,7 @@ def test_stop_commits_what_is_done_and_leaves_the_rest(cluster: Cluster) -> None
     stopped = threading.Event()
 
     @app.consume(topic, concurrency=5)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         log.enter(record)
         if len(log.calls) > 20:
             await asyncio.to_thread(stopped.wait, LIMIT_S)
@@ -345,7 +345,7 @@ def test_callbacks_report_assignments_and_commits(cluster: Cluster) -> None:
     )
 
     @app.consume(topic, commit=SOON)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(0.02)
 
     app.run(until="drained")
@@ -362,7 +362,7 @@ def test_exactly_once_shows_every_result_once(cluster: Cluster) -> None:
     app = app_on(cluster, topic)
 
     @app.consume(topic, output=target, delivery="exactly_once", commit=SOON)
-    async def copy(record: weft.Record) -> bytes:
+    async def copy(record: perkey.Record) -> bytes:
         await asyncio.sleep(0.001)
         return record.value
 
@@ -379,7 +379,7 @@ def test_a_topic_that_is_missing_is_bad_input(cluster: Cluster) -> None:
     """One line that names it, before anything is consumed."""
     app = app_on(cluster, "g")
     app.consume("no-such-topic")(lambda _: None)
-    with pytest.raises(weft.ConfigError, match="no-such-topic"):
+    with pytest.raises(perkey.ConfigError, match="no-such-topic"):
         app.run(until="drained")
 
 
@@ -387,11 +387,11 @@ def test_a_missing_dead_letter_topic_is_bad_input_or_made(cluster: Cluster) -> N
     """`on_missing="error"` refuses to start, "create" makes it."""
     topic = cluster.topic()
     app = app_on(cluster, topic)
-    app.consume(topic, on_exhausted=weft.DeadLetter("{topic}.dlq"))(lambda _: None)
-    with pytest.raises(weft.ConfigError, match=f"{topic}.dlq"):
+    app.consume(topic, on_exhausted=perkey.DeadLetter("{topic}.dlq"))(lambda _: None)
+    with pytest.raises(perkey.ConfigError, match=f"{topic}.dlq"):
         app.run(until="drained")
     app = app_on(cluster, topic)
-    letters = weft.DeadLetter("{topic}.dlq", on_missing="create")
+    letters = perkey.DeadLetter("{topic}.dlq", on_missing="create")
     app.consume(topic, on_exhausted=letters)(lambda _: None)
     assert app.run(until="drained").exit_code == 0
     assert cluster.records(f"{topic}.dlq", 0) == []
@@ -408,11 +408,11 @@ def test_a_letter_keeps_its_partition_where_the_topic_has_it(
     for number in range(6):
         cluster.produce(topic, b"%d" % (number % 3), b"k", partition=number % 3)
     app = app_on(cluster, topic)
-    letters = weft.DeadLetter("{topic}.dlq")
-    fail = weft.Retry(attempts=1)
+    letters = perkey.DeadLetter("{topic}.dlq")
+    fail = perkey.Retry(attempts=1)
 
     @app.consume(topic, retry=fail, on_exhausted=letters, delivery=delivery)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         raise ValueError
 
     assert app.run(until="drained").dead_lettered == 6

@@ -10,8 +10,8 @@ import pytest
 from tests.contract.clusters import LIMIT_S, Cluster, Deliveries, Joined
 from tests.contract.test_contract import METADATA_CHARS_MAX
 
-from weft.kafka.log_reader import LogReader
-from weft.kafka.ports import (
+from perkey.kafka.log_reader import LogReader
+from perkey.kafka.ports import (
     AdminPort,
     OutMessage,
     ProducerPort,
@@ -19,7 +19,7 @@ from weft.kafka.ports import (
     TransactionEnd,
     TransactionsPort,
 )
-from weft.testing.memory_cluster import murmur2
+from perkey.testing.memory_cluster import murmur2
 
 SOON = {"topic.metadata.propagation.max.ms": 300}
 
@@ -73,7 +73,7 @@ def test_a_timestamp_is_kept(cluster: Cluster, producer: ProducerPort) -> None:
 
 
 def test_a_key_always_goes_to_the_same_partition(cluster: Cluster, producer: ProducerPort) -> None:
-    """Keys choose partitions by murmur2, as Java's producers and Weft's Spark sink have it."""
+    """Keys choose partitions by murmur2, as Java's producers and Perkey's Spark sink have it."""
     topic = cluster.topic(5)
     told = Deliveries()
     keys = [b"", *(b"key %d" % number for number in range(50))]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from weft.broker import LocalBroker
-from weft.kafka import clib
-from weft.kafka.ports import CommitReply
+from perkey.broker import LocalBroker
+from perkey.kafka import clib
+from perkey.kafka.ports import CommitReply
 
 SEED = 7
 

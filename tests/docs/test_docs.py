@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.app_options import AppOptions
-from weft.core.states import COMMIT_TABLE, EPOCH_TABLE, RECORD_TABLE
-from weft.handler_types import RunOptions
-from weft.options import HandlerOptions
-from weft.runtime.member import outputs
-from weft.testing import run
+import perkey
+from perkey.app_options import AppOptions
+from perkey.core.states import COMMIT_TABLE, EPOCH_TABLE, RECORD_TABLE
+from perkey.handler_types import RunOptions
+from perkey.options import HandlerOptions
+from perkey.runtime.member import outputs
+from perkey.testing import run
 
 ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src/weft"
+SRC = ROOT / "src/perkey"
 BESIDE = (ROOT / "simulators", ROOT / "demo")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
@@ -146,7 +146,7 @@ def test_every_file_of_the_package_is_listed() -> None:
     """The architecture page has a section for each folder with modules."""
     text = (ROOT / "docs/architecture.md").read_text()
     folders = {path.parent.relative_to(SRC.parent) for path in SRC.rglob("*.py")}
-    names = {folder.as_posix().removeprefix("weft/") for folder in folders}
+    names = {folder.as_posix().removeprefix("perkey/") for folder in folders}
     assert [name for name in sorted(names) if f"\n### `{name}/`\n" not in text] == []
 
 
@@ -174,7 +174,7 @@ def test_the_readmes_twenty_lines_work_when_pasted() -> None:
     names: dict[str, object] = {"__name__": "pasted"}
     exec(compile(code, "README.md", "exec"), names)
     app = names["app"]
-    assert isinstance(app, weft.App)
+    assert isinstance(app, perkey.App)
     results = run(app, [(b"car", b'{"speed_kmh": 150}'), (b"car", b'{"speed_kmh": 50}')])
     assert [result.outcome for result in results] == ["done", "done"]
     assert [sent.topic for sent in results[0].outputs] == ["gps.alerts"]
@@ -206,7 +206,7 @@ def test_every_header_of_a_dead_letter_is_documented() -> None:
 def test_every_option_of_the_policies_is_documented() -> None:
     """docs/options.md names every parameter of Retry, Commit, Batch and DeadLetter."""
     text = (ROOT / "docs/options.md").read_text()
-    for policy in (weft.Retry, weft.Commit, weft.Batch, weft.DeadLetter):
+    for policy in (perkey.Retry, perkey.Commit, perkey.Batch, perkey.DeadLetter):
         for name in set(inspect.signature(policy).parameters) - {"topic"}:
             assert f"{name}=" in text, f"{policy.__name__}({name}=) is not in docs/options.md"
 

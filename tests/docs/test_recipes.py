@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.testing import run
+import perkey
+from perkey.testing import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 
@@ -37,10 +37,10 @@ def root() -> Iterator[logging.Logger]:
 
 def skip_one() -> None:
     """One record fails and is skipped: a warning and an error, both with the exception."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
 
-    @app.consume("orders", retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
-    def handler(record: weft.Record) -> None:
+    @app.consume("orders", retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
+    def handler(record: perkey.Record) -> None:
         raise ValueError("no customer {17}")
 
     run(app, [(b"k", b"v")])
@@ -78,7 +78,7 @@ def test_loguru_has_the_fields(root):
 SENTRY = """
 import json, os, sentry_sdk
 from sentry_sdk.transport import Transport
-from weft.testing import run
+from perkey.testing import run
 
 class Kept(Transport):
     def capture_envelope(self, envelope):
@@ -91,7 +91,7 @@ class Kept(Transport):
 sentry_sdk.init("https://key@localhost/1", transport=Kept)
 """
 SKIP = """
-app.consume("orders", retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())(lambda record: {}["k"])
+app.consume("orders", retry=perkey.Retry(attempts=2, delay_s=0), on_exhausted=perkey.Skip())(lambda record: {}["k"])
 run(app, [(b"k", b"v")])
 """
 

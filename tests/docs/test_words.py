@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: word or rate -> the uses that remain in src and docs, names included. Legitimate ones among them:
-#: "at once" for "at the same time", "stands for", `file.tell()`, `weft why` on what a line says.
+#: "at once" for "at the same time", "stands for", `file.tell()`, `perkey why` on what a line says.
 ALLOWED = {
     r"told|untold": 2,
     r"said": 1,
@@ -38,7 +38,7 @@ ALLOWED = {
 
 
 def pages() -> tuple[str, ...]:
-    """Every text that a user or developer of Weft reads: source, docs, README."""
+    """Every text that a user or developer of Perkey reads: source, docs, README."""
     paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     return tuple(plain(path.read_text()) for path in paths)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from tests.support.rights import RIGHTS
 
-from weft.broker import LocalBroker, cluster
-from weft.broker.state import free_ports
-from weft.broker.topics import wait_for_groups
+from perkey.broker import LocalBroker, cluster
+from perkey.broker.state import free_ports
+from perkey.broker.topics import wait_for_groups
 
 #: groups notice a dead member soon; each has its own session, see Chaos
 SETTINGS = {

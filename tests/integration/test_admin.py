@@ -14,11 +14,11 @@ from confluent_kafka.admin import (
 )
 from tests.support.rights import set_rights
 
-from weft.errors import ConfigError
-from weft.kafka import clib
-from weft.kafka.admin import KafkaAdmin, TopicFacts
-from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.settings import client_settings
+from perkey.errors import ConfigError
+from perkey.kafka import clib
+from perkey.kafka.admin import KafkaAdmin, TopicFacts
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.kafka.settings import client_settings
 
 TIMEOUT_S = 60.0
 #: in it a connection is tried and refused, on a busy machine too

@@ -1,4 +1,4 @@
-"""`weft broker` as a user runs it: processes of their own, a real Kafka behind them."""
+"""`perkey broker` as a user runs it: processes of their own, a real Kafka behind them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from tests.support.waiting import wait_for
 
-from weft.broker.topics import create_topic
+from perkey.broker.topics import create_topic
 
 pytestmark = [pytest.mark.broker]
 
 
 @pytest.fixture
-def weft(tmp_path):
-    """Run `weft` with a state folder of its own; whatever it started is taken down."""
+def perkey(tmp_path):
+    """Run `perkey` with a state folder of its own; whatever it started is taken down."""
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def run(*arguments, check=True):
         return subprocess.run(
-            [sys.executable, "-m", "weft.cli.main", *arguments],
+            [sys.executable, "-m", "perkey.cli.main", *arguments],
             capture_output=True,
             text=True,
             env=env,
@@ -38,13 +38,13 @@ def weft(tmp_path):
         run("broker", "down", *folder)
 
 
-def up(weft, *arguments):
-    printed = weft("broker", "up", *arguments)
+def up(perkey, *arguments):
+    printed = perkey("broker", "up", *arguments)
     return printed.stdout.strip()
 
 
-def status(weft, *arguments):
-    return json.loads(weft("broker", "status", "--json", *arguments).stdout)
+def status(perkey, *arguments):
+    return json.loads(perkey("broker", "status", "--json", *arguments).stdout)
 
 
 def nodes_listed(bootstrap):
@@ -53,51 +53,51 @@ def nodes_listed(bootstrap):
 
 
 @pytest.mark.long
-def test_up_prints_the_address_of_a_broker_that_answers(weft):
+def test_up_prints_the_address_of_a_broker_that_answers(perkey):
     """`up` prints the address alone; it outlives the command and is idempotent; `down` ends it."""
-    printed = weft("broker", "up")
+    printed = perkey("broker", "up")
     address = printed.stdout.strip()
     assert printed.stdout == f"{address}\n"
     assert nodes_listed(address) == {address}
-    assert up(weft) == address
-    found = status(weft)
+    assert up(perkey) == address
+    found = status(perkey)
     assert (found["state"], found["bootstrap"]) == ("up", address)
-    weft("broker", "down")
-    assert status(weft)["state"] == "down"
+    perkey("broker", "down")
+    assert status(perkey)["state"] == "down"
     host, port = address.split(":")
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((host, int(port)), timeout=5)
 
 
 @pytest.mark.long
-def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(weft, tmp_path):
+def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(perkey, tmp_path):
     """After kill -9 the pid in the folder is stale, maybe somebody else's: `up` starts it again."""
     data = ["--data", str(tmp_path / "data")]
-    first = up(weft, *data)
+    first = up(perkey, *data)
     admin = AdminClient({"bootstrap.servers": first})
     create_topic(first, "kept", partitions=2, replication=1, config=None)
-    pid = status(weft, *data)["nodes"][0]["pid"]
+    pid = status(perkey, *data)["nodes"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: status(weft, *data)["state"] == "down", 60)
+    wait_for(lambda: status(perkey, *data)["state"] == "down", 60)
     state_file = tmp_path / "data" / "cluster.json"
     state = json.loads(state_file.read_text())
     state["pids"] = {"1": os.getpid()}  # The number was given to another process: to us.
     state_file.write_text(json.dumps(state))
-    second = up(weft, *data)
+    second = up(perkey, *data)
     assert second == first
     assert len(admin.list_topics(timeout=60).topics["kept"].partitions) == 2
 
 
 @pytest.mark.long
-def test_each_data_folder_is_a_cluster_of_its_own(weft, tmp_path):
+def test_each_data_folder_is_a_cluster_of_its_own(perkey, tmp_path):
     """Two folders are two clusters; a running one refuses another shape or port."""
     data = ["--data", str(tmp_path / "data")]
-    one, other = up(weft), up(weft, *data)
+    one, other = up(perkey), up(perkey, *data)
     assert one != other
-    refused = weft("broker", "up", "--nodes", "2", *data, check=False)
+    refused = perkey("broker", "up", "--nodes", "2", *data, check=False)
     assert refused.returncode == 2
     assert "holds a cluster of 1 node(s), not 2" in refused.stderr
-    refused = weft("broker", "up", "--port", "1999", *data, check=False)
+    refused = perkey("broker", "up", "--port", "1999", *data, check=False)
     assert refused.returncode == 2
     assert "not 1999" in refused.stderr
 
@@ -105,7 +105,7 @@ def test_each_data_folder_is_a_cluster_of_its_own(weft, tmp_path):
 @pytest.mark.long
 def test_commands_at_the_same_time_start_one_broker(tmp_path):
     """Three `up` at once on one folder print one address."""
-    command = [sys.executable, "-m", "weft.cli.main", "broker"]
+    command = [sys.executable, "-m", "perkey.cli.main", "broker"]
     data = ["--data", str(tmp_path / "data")]
     started = [
         subprocess.Popen([*command, "up", *data], stdout=subprocess.PIPE, text=True)
@@ -118,12 +118,12 @@ def test_commands_at_the_same_time_start_one_broker(tmp_path):
 
 
 @pytest.mark.long
-def test_three_nodes_and_one_is_brought_back(weft, tmp_path):
+def test_three_nodes_and_one_is_brought_back(perkey, tmp_path):
     """Three nodes listen on ports in a row; a dead one is `partial`, and `up` completes it."""
     data = ["--data", str(tmp_path / "data")]
-    address = up(weft, "--nodes", "3", *data)
+    address = up(perkey, "--nodes", "3", *data)
     assert nodes_listed(address) == set(address.split(","))
-    os.kill(status(weft, *data)["nodes"][1]["pid"], signal.SIGKILL)
-    wait_for(lambda: status(weft, *data)["state"] == "partial", 60)
-    assert up(weft, *data) == address
-    assert status(weft, *data)["state"] == "up"
+    os.kill(status(perkey, *data)["nodes"][1]["pid"], signal.SIGKILL)
+    wait_for(lambda: status(perkey, *data)["state"] == "partial", 60)
+    assert up(perkey, *data) == address
+    assert status(perkey, *data)["state"] == "up"

@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.support.waiting import wait_for
 
-from weft.broker import BrokerError, LocalBroker, jars
-from weft.broker.process import is_node
-from weft.errors import ConfigError
+from perkey.broker import BrokerError, LocalBroker, jars
+from perkey.broker.process import is_node
+from perkey.errors import ConfigError
 
 pytestmark = [pytest.mark.broker]
 
@@ -144,7 +144,7 @@ def test_a_folder_that_runs_already_is_refused(tmp_path):
 def test_it_dies_with_its_program(tmp_path):
     """A program killed with -9 leaves no broker behind."""
     script = (
-        "import signal; from weft.broker import LocalBroker\n"
+        "import signal; from perkey.broker import LocalBroker\n"
         f"broker = LocalBroker(data_dir={str(tmp_path)!r}).start()\n"
         "print(broker.pids[0], flush=True); signal.pause()"
     )
@@ -172,5 +172,5 @@ def test_each_client_brings_the_same_jars(client, monkeypatch, tmp_path):
     """Maven and the Ivy inside PySpark each bring all 45 jars, with the pinned checksums."""
     clients = jars._clients
     monkeypatch.setattr(jars, "_clients", lambda *a: {client: clients(*a)[client]})
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PERKEY_CACHE", str(tmp_path))
     assert len(jars.ensure_jars()) == 45

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.support.command import weft
+from tests.support.command import perkey
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 pytestmark = pytest.mark.broker
 
 LIMIT_S = 60.0
 APP = """
-import os, pathlib, weft
-app = weft.App(group={topic!r}, kafka={{"bootstrap.servers": {servers!r}}})
-@app.consume({topic!r}, concurrency=20, retry=weft.Retry(attempts=2, delay_s=0.05))
-def check(record: weft.Record) -> None:
+import os, pathlib, perkey
+app = perkey.App(group={topic!r}, kafka={{"bootstrap.servers": {servers!r}}})
+@app.consume({topic!r}, concurrency=20, retry=perkey.Retry(attempts=2, delay_s=0.05))
+def check(record: perkey.Record) -> None:
     if record.value.startswith(b"bad") and not os.path.exists("fixed"):
         raise KeyError("no such customer")
     with open("done", "ab") as file:
@@ -34,7 +34,7 @@ BECAUSE = ("--reason", "a test")
 
 
 class Running:
-    """`weft run`, and the commands to it."""
+    """`perkey run`, and the commands to it."""
 
     def __init__(self, broker: LocalBroker, folder: Path) -> None:
         self.servers = broker.bootstrap
@@ -47,14 +47,14 @@ class Running:
         line = ["run", "steered:app", "--http", "127.0.0.1:0", "--http-token-file", "token"]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *line, "--allow-control", "--log-format", "json"],
+            [sys.executable, "-m", "perkey", *line, "--allow-control", "--log-format", "json"],
             cwd=folder, stderr=self.log,
         )  # fmt: skip
         self.producer = Producer({"bootstrap.servers": broker.bootstrap})
 
-    def weft(self, *words: str) -> tuple[int, str, str]:
+    def perkey(self, *words: str) -> tuple[int, str, str]:
         """One command: exit code, output, errors."""
-        done = weft(*words)
+        done = perkey(*words)
         return done.returncode, done.stdout, done.stderr
 
     def lines(self) -> list[dict[str, Any]]:
@@ -95,13 +95,13 @@ def running(
 
 def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
     """By the socket and by HTTP; each answer is printed, `why` and the log have the reason."""
-    code, out, err = running.weft("pause", "--topic", running.topic, "--for", "10m", *BECAUSE)
+    code, out, err = running.perkey("pause", "--topic", running.topic, "--for", "10m", *BECAUSE)
     assert code == 0, err
     assert f"done: paused topic {running.topic} until" in out
     running.produce("a", "b")
 
     def blocked() -> bool:
-        sentences = json.loads(running.weft("why", "--json")[1])[0]["sentences"]
+        sentences = json.loads(running.perkey("why", "--json")[1])[0]["sentences"]
         return any("paused by a command until" in one["text"] for one in sentences)
 
     wait_for(blocked)
@@ -111,22 +111,22 @@ def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
         lambda: [one["address"] for one in running.lines() if one["event"] == "serving http"]
     )
     by_http = ("--url", f"http://{address}", "--token-file", "token")
-    code, _, err = running.weft("set", "concurrency=2", "--handler", "check", *BECAUSE, *by_http)
+    code, _, err = running.perkey("set", "concurrency=2", "--handler", "check", *BECAUSE, *by_http)
     assert code == 0, err
-    code, _, err = running.weft("set", "concurrency=1001", *BECAUSE, *by_http)
+    code, _, err = running.perkey("set", "concurrency=1001", *BECAUSE, *by_http)
     assert code == 1
-    code, _, err = running.weft("pause", *BECAUSE, "--url", f"http://{address}")
+    code, _, err = running.perkey("pause", *BECAUSE, "--url", f"http://{address}")
     assert (code, "token required" in err) == (2, True)
 
-    (told,) = json.loads(running.weft("control", "log", "--json")[1])
+    (told,) = json.loads(running.perkey("control", "log", "--json")[1])
     (member,) = told["members"]
     assert [one["action"] for one in member["in_force"]] == ["pause", "set"]
     assert [one["outcome"] for one in member["log"]] == ["done", "done", "refused"]
 
-    code, _, err = running.weft("resume", *BECAUSE, *by_http)
+    code, _, err = running.perkey("resume", *BECAUSE, *by_http)
     assert code == 0, err
     wait_for(lambda: running.done() == {"first", "a", "b"})
-    code, out, err = running.weft("stop", *BECAUSE)
+    code, out, err = running.perkey("stop", *BECAUSE)
     assert code == 0, err
     assert running.process.wait(LIMIT_S) == 0
     events = {one["event"]: one for one in running.lines()}
@@ -141,43 +141,43 @@ def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Runn
     running.produce("bad2", "after2", key="b")
 
     def parked() -> list[dict[str, Any]]:
-        code, out, err = running.weft("parked", "ls", *at, "--json")
+        code, out, err = running.perkey("parked", "ls", *at, "--json")
         assert code == 0, err
         rows: list[dict[str, Any]] = json.loads(out)
         return rows
 
     wait_for(lambda: len(parked()) == 2)
     assert {row["attempts"] for row in parked()} == {2}
-    code, out, err = running.weft("parked", "export", *at, "--where", 'key == "a"')
+    code, out, err = running.perkey("parked", "export", *at, "--where", 'key == "a"')
     assert code == 0, err
     first = json.loads(out)
     assert first["value"] == "bad1"
 
     where = f"{running.topic}:{first['partition']}:{first['offset']}"
-    code, out, err = running.weft("record", "skip", where, "--dry-run", *BECAUSE)
+    code, out, err = running.perkey("record", "skip", where, "--dry-run", *BECAUSE)
     assert (code, "skip: skipped 1" in out) == (0, True), err
-    code, out, err = running.weft("record", "skip", where, *BECAUSE)
+    code, out, err = running.perkey("record", "skip", where, *BECAUSE)
     assert code == 0, out + err
     wait_for(lambda: "after1" in running.done())
 
     (running.folder / "fixed").touch()
-    code, out, err = running.weft("parked", "release", *at, "--where", 'key == "b"', *BECAUSE)
+    code, out, err = running.perkey("parked", "release", *at, "--where", 'key == "b"', *BECAUSE)
     assert code == 0, out + err
     wait_for(lambda: running.done() == {"first", "after1", "bad2", "after2"})
     wait_for(lambda: parked() == [])
 
-    code, out, err = running.weft("redo", f"{running.topic}:{first['partition']}:0", *BECAUSE)
+    code, out, err = running.perkey("redo", f"{running.topic}:{first['partition']}:0", *BECAUSE)
     assert (code, "redone 1" in out) == (0, True), out + err
-    code, out, err = running.weft("redo", f"{running.topic}:7:0", *BECAUSE)
+    code, out, err = running.perkey("redo", f"{running.topic}:7:0", *BECAUSE)
     assert (code, f"no member that was reached has {running.topic}:7:0" in err) == (1, True)
 
     key = ("--topic", running.topic, "--key", "c")
-    code, out, err = running.weft("key", "hold", *key, *BECAUSE)
+    code, out, err = running.perkey("key", "hold", *key, *BECAUSE)
     assert code == 0, out + err
     running.produce("held", key="c")
     running.produce("free", key="d")
     wait_for(lambda: "free" in running.done())
     assert "held" not in running.done()
-    code, out, err = running.weft("key", "release", *key, *BECAUSE)
+    code, out, err = running.perkey("key", "release", *key, *BECAUSE)
     assert code == 0, out + err
     wait_for(lambda: "held" in running.done())

@@ -87,7 +87,7 @@ def test_the_demo_proves_itself_and_leaves_nothing_running(tmp_path: Path) -> No
     assert told["dead_letters"] == told["dead_letters_expected"] > 0
     assert told["alerts"] == told["alerts_expected"] > 0
     assert told["parquet_rows"] == told["parquet_expected"] > 0
-    assert told["weft_rate"] > 10 * told["vanilla_rate"] > 0
+    assert told["perkey_rate"] > 10 * told["vanilla_rate"] > 0
     assert told["spark_rate"] > told["vanilla_rate"]
     assert all(check["ok"] for check in told["checks"])
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
@@ -101,9 +101,9 @@ def test_the_demo_proves_itself_and_leaves_nothing_running(tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(240)
 def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
-    """A signal in the middle of Weft's run ends broker, service and app, with 130 or 143."""
+    """A signal in the middle of Perkey's run ends broker, service and app, with 130 or 143."""
     with demo(tmp_path, "--fast") as one:
-        log = tmp_path / "demo-out" / "logs" / "weft-local.log"
+        log = tmp_path / "demo-out" / "logs" / "perkey-local.log"
         wait_for(lambda: one.look() and log.exists() and log.stat().st_size, 150)
         one.look()
         one.process.send_signal(number)
@@ -116,7 +116,7 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, tmp_
 def test_interrupted_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
     """Ctrl-C while the fleet runs: no Java and no worker is left."""
     with demo(tmp_path, "--fast") as one:
-        log = tmp_path / "demo-out" / "logs" / "weft-spark.log"
+        log = tmp_path / "demo-out" / "logs" / "perkey-spark.log"
         wait_for(lambda: one.look() and log.exists() and "starting fleet" in log.read_text(), 300)
         one.look()
         one.process.send_signal(signal.SIGINT)
@@ -129,7 +129,7 @@ def test_interrupted_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
 def test_killed_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
     """Kill -9 of the demo itself while the fleet runs: its processes notice, and end."""
     with demo(tmp_path, "--fast") as one:
-        log = tmp_path / "demo-out" / "logs" / "weft-spark.log"
+        log = tmp_path / "demo-out" / "logs" / "perkey-spark.log"
         wait_for(lambda: one.look() and log.exists() and "assigned" in log.read_text(), 300)
         one.look()
         one.process.kill()
@@ -142,5 +142,5 @@ def test_a_file_as_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with demo(tmp_path, "--out", "file") as one:
         assert one.wait(END_S) == 2
-        assert one.text.strip() == "weft: --out file is a file: give a folder"
+        assert one.text.strip() == "perkey: --out file is a file: give a folder"
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""`weft dlq` on a real broker: letters go home once and in order, killed or not."""
+"""`perkey dlq` on a real broker: letters go home once and in order, killed or not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.integration.conftest import Guarded
 from tests.support.rights import set_rights
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
-from weft.cli.main import run as command
+from perkey.broker import LocalBroker
+from perkey.cli.main import run as command
 
 PARTITIONS = 2
 KILLS = 6
@@ -116,7 +116,7 @@ def test_letters_that_are_not_back_are_served(kafka_broker: LocalBroker, capsys)
     """By type: before the first replay, when its group does not exist, and after it."""
     topic = written(kafka_broker, 20)
     dlq = f"{topic}.dlq"
-    line = ["weft", "dlq", "stats", dlq, "--listen", "127.0.0.1:0"]
+    line = ["perkey", "dlq", "stats", dlq, "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
         [sys.executable, "-m", *line, "--bootstrap-servers", kafka_broker.bootstrap],
         stderr=subprocess.PIPE,
@@ -131,7 +131,7 @@ def test_letters_that_are_not_back_are_served(kafka_broker: LocalBroker, capsys)
         wait_for(lambda: sum(not_back(address).values()) == 13)
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             text = answer.read().decode()
-        assert f'weft_dead_letters_not_back{{topic="{dlq}",type="Odd"}} ' in text
+        assert f'perkey_dead_letters_not_back{{topic="{dlq}",type="Odd"}} ' in text
     finally:
         process.terminate()
         process.communicate(timeout=60)
@@ -149,11 +149,11 @@ def not_back(address: str) -> dict[str, int]:
 
 
 def start(broker: LocalBroker, topic: str, *words: str) -> subprocess.Popen[str]:
-    """`weft dlq replay … --yes` as a process."""
+    """`perkey dlq replay … --yes` as a process."""
     line = [
         sys.executable,
         "-m",
-        "weft",
+        "perkey",
         "dlq",
         "replay",
         f"{topic}.dlq",
@@ -222,7 +222,7 @@ def test_what_may_not_be_read_is_one_line(rights_broker: Guarded, capsys, kind):
     """Topic and group each: exit code 2 and what is missing."""
     broker = rights_broker.broker
     topic = written(broker, 4)
-    name = f"{topic}.dlq" if kind == ResourceType.TOPIC else f"weft-replay.{topic}.dlq"
+    name = f"{topic}.dlq" if kind == ResourceType.TOPIC else f"perkey-replay.{topic}.dlq"
     set_rights(broker.bootstrap, kind, name, AclOperation.ALL)
     capsys.readouterr()
     assert command(["dlq", "ls", f"{topic}.dlq", "--bootstrap-servers", broker.bootstrap]) == 2

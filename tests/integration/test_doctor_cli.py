@@ -1,4 +1,4 @@
-"""`weft doctor MODULE:APP` on a real broker: what is missing, what is refused, what is odd."""
+"""`perkey doctor MODULE:APP` on a real broker: what is missing, what is refused, what is odd."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from tests.support.rights import ANYBODY, set_rights
 from tests.support.waiting import wait_for
 
-import weft
-from weft.cli.doctor import Finding, of_app
+import perkey
+from perkey.cli.doctor import Finding, of_app
 
 pytestmark = pytest.mark.broker
 
 
-def app_of(bootstrap: str, topic: str, **more: str) -> weft.App:
+def app_of(bootstrap: str, topic: str, **more: str) -> perkey.App:
     """An app that reads this topic and writes `….out` and `….dlq`."""
-    app = weft.App(topic, {"bootstrap.servers": bootstrap}, **more)
-    letters = weft.DeadLetter("{topic}.dlq")
+    app = perkey.App(topic, {"bootstrap.servers": bootstrap}, **more)
+    letters = perkey.DeadLetter("{topic}.dlq")
     app.consume(topic, output=f"{topic}.out", on_exhausted=letters, timeout_s=9)(
         lambda record: None
     )
     return app
 
 
-def failures(app: weft.App) -> list[Finding]:
+def failures(app: perkey.App) -> list[Finding]:
     """The checks of the app that fail."""
     return [one for one in of_app(app) if one.state == "failure"]
 
@@ -44,17 +44,17 @@ def test_missing_topics_fail_with_the_command_that_makes_them(kafka_broker, name
     found = failures(app)
     assert [one.text.partition(",")[0] for one in found] == [name, f"{name}.out", f"{name}.dlq"]
     where = f" --bootstrap-servers {kafka_broker.bootstrap}"
-    assert f"weft topics create {name}{where}" in found[0].next
+    assert f"perkey topics create {name}{where}" in found[0].next
     assert failures(app) == found
 
 
-def test_what_weft_makes_itself_is_no_failure(kafka_broker, name):
+def test_what_perkey_makes_itself_is_no_failure(kafka_broker, name):
     """Topics of reports and control; they are not made by the check."""
     for topic in (name, f"{name}.out", f"{name}.dlq"):
         kafka_broker.create_topic(topic)
     app = app_of(kafka_broker.bootstrap, name, reports=f"{name}.reports")
     for _ in range(2):
-        (made,) = [one for one in of_app(app) if "Weft creates it" in one.text]
+        (made,) = [one for one in of_app(app) if "Perkey creates it" in one.text]
         assert (made.state, failures(app)) == ("ok", [])
 
 

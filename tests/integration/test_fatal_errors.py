@@ -8,9 +8,9 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from weft.kafka.consumer import KafkaConsumer
-from weft.kafka.failures import root_cause
-from weft.kafka.verdicts import delivery_verdict, poll_verdict, transaction_verdict
+from perkey.kafka.consumer import KafkaConsumer
+from perkey.kafka.failures import root_cause
+from perkey.kafka.verdicts import delivery_verdict, poll_verdict, transaction_verdict
 
 TIMEOUT_S = 60.0
 
@@ -179,8 +179,8 @@ def test_a_transaction_timed_out_by_the_broker_looks_like_fencing(kafka_broker, 
 
 def read_committed_end(bootstrap: str, topic: str) -> int:
     """Where a read_committed consumer ends: past the transaction once the broker has ended it."""
-    from weft.kafka.admin import KafkaAdmin
-    from weft.kafka.settings import client_settings
+    from perkey.kafka.admin import KafkaAdmin
+    from perkey.kafka.settings import client_settings
 
     settings = client_settings(
         {"bootstrap.servers": bootstrap},

@@ -1,4 +1,4 @@
-"""A consumer with Weft's settings stays near its budget, however many large partitions it has."""
+"""A consumer with Perkey's settings stays near its budget, however many large partitions it has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from weft.kafka.settings import client_settings
+from perkey.kafka.settings import client_settings
 
 BUDGET_BYTES = 128 * 2**20
 #: What the whole process may take beside the budget.

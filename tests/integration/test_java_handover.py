@@ -1,7 +1,7 @@
-"""Committed progress moves between the Java Parallel Consumer and Weft, in both directions.
+"""Committed progress moves between the Java Parallel Consumer and Perkey, in both directions.
 
 Each side first handles 190 of 200 records and leaves 10 that keep failing; the other side takes
-over the group and must handle exactly those 10, whatever Weft's commits remember of them.
+over the group and must handle exactly those 10, whatever Perkey's commits remember of them.
 """
 
 import base64
@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-import weft
-from weft.broker import LocalBroker
-from weft.codec import Carrier, Remembered, decode, encode_fitting, with_rider
-from weft.kafka import clib
+import perkey
+from perkey.broker import LocalBroker
+from perkey.codec import Carrier, Remembered, decode, encode_fitting, with_rider
+from perkey.kafka import clib
 
 RECORDS = 200
 LEFT = list(range(3, RECORDS, 20))
@@ -73,15 +73,17 @@ def java(mode: str, bootstrap: str, topic: str, group: str, **options: object) -
     )
 
 
-def weft_handles(
+def perkey_handles(
     bootstrap: str, topic: str, group: str, ordering: str, failing: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Run Weft on the group until it is drained; returns the offsets of the calls that succeeded."""
-    app = weft.App(group=group, kafka={"bootstrap.servers": bootstrap})
+    """Run Perkey on the group until it is drained; returns the offsets of the calls that succeeded."""
+    app = perkey.App(group=group, kafka={"bootstrap.servers": bootstrap})
     handled: list[int] = []
 
-    @app.consume(topic, ordering=ordering, retry=weft.Retry(attempts=1), on_exhausted=weft.Park())
-    async def handle(record: weft.Record) -> None:
+    @app.consume(
+        topic, ordering=ordering, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Park()
+    )
+    async def handle(record: perkey.Record) -> None:
         if record.offset in failing:
             raise ValueError(f"offset {record.offset} always fails")
         handled.append(record.offset)
@@ -91,9 +93,9 @@ def weft_handles(
 
 
 @pytest.mark.parametrize("ordering", ["unordered", "key"])
-def test_weft_handles_exactly_what_java_left(bootstrap: str, topic: str, ordering: str) -> None:
-    """Java → Weft: what Java finished beyond the frontier is not handled again."""
-    group = f"java-to-weft-{uuid.uuid4().hex[:8]}"
+def test_perkey_handles_exactly_what_java_left(bootstrap: str, topic: str, ordering: str) -> None:
+    """Java → Perkey: what Java finished beyond the frontier is not handled again."""
+    group = f"java-to-perkey-{uuid.uuid4().hex[:8]}"
     before = java(
         "handover",
         bootstrap,
@@ -105,14 +107,14 @@ def test_weft_handles_exactly_what_java_left(bootstrap: str, topic: str, orderin
     )
     assert before["calls"] == RECORDS - len(LEFT)
 
-    assert weft_handles(bootstrap, topic, group, ordering) == LEFT
+    assert perkey_handles(bootstrap, topic, group, ordering) == LEFT
 
 
 @pytest.mark.parametrize("ordering", ["unordered", "key"])
-def test_java_handles_exactly_what_weft_left(bootstrap: str, topic: str, ordering: str) -> None:
-    """Weft → Java: what Weft finished beyond the frontier is not handled again."""
-    group = f"weft-to-java-{uuid.uuid4().hex[:8]}"
-    done = weft_handles(bootstrap, topic, group, ordering, frozenset(LEFT))
+def test_java_handles_exactly_what_perkey_left(bootstrap: str, topic: str, ordering: str) -> None:
+    """Perkey → Java: what Perkey finished beyond the frontier is not handled again."""
+    group = f"perkey-to-java-{uuid.uuid4().hex[:8]}"
+    done = perkey_handles(bootstrap, topic, group, ordering, frozenset(LEFT))
     assert done == [offset for offset in range(RECORDS) if offset not in LEFT]
 
     after = java("resume", bootstrap, topic, group, ordering=ordering.upper(), idle_s=JAVA_IDLE_S)
@@ -123,7 +125,7 @@ def test_java_handles_exactly_what_weft_left(bootstrap: str, topic: str, orderin
 
 @pytest.mark.parametrize("left", [LEFT, [0, 1, 150]], ids=["bits", "runs"])
 def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, left) -> None:
-    """Weft → Java with a rider behind the map, as long as the broker takes."""
+    """Perkey → Java with a rider behind the map, as long as the broker takes."""
     text, _ = encode_fitting(left[0], RECORDS - 1, left)
     entries = [
         Remembered(offset, 5, parked=True, exhausted_by="attempts", error=7) for offset in left
@@ -136,7 +138,7 @@ def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, le
 
 @pytest.mark.parametrize("left", [LEFT, list(range(150, RECORDS))], ids=["map", "none"])
 def test_java_passes_over_a_mark(bootstrap: str, topic: str, left) -> None:
-    """Weft → Java with the commit of a redo: behind a map, and where nothing beyond is done."""
+    """Perkey → Java with the commit of a redo: behind a map, and where nothing beyond is done."""
     text, _ = encode_fitting(left[0], RECORDS - 1 if left is LEFT else left[0] - 1, left)
     carrier = Carrier(left[0], text, 4096)
     assert carrier.mark("a command")
@@ -162,9 +164,9 @@ def java_handles(bootstrap: str, topic: str, frontier: int, text: str) -> list[i
 
 @pytest.mark.parametrize("ordering", ["unordered", "key"])
 def test_riders_of_the_core_go_to_java_and_back(bootstrap: str, topic: str, ordering: str) -> None:
-    """Weft → Java → Weft: parked and failing records of Weft's commits, each handled exactly once.
+    """Perkey → Java → Perkey: parked and failing records of Perkey's commits, each handled exactly once.
 
-    Java leaves some of what Weft left.
+    Java leaves some of what Perkey left.
     """
     group = f"there-and-back-{uuid.uuid4().hex[:8]}"
     again, parked = frozenset(LEFT[::2]), frozenset(LEFT[1::2])
@@ -182,7 +184,7 @@ def test_riders_of_the_core_go_to_java_and_back(bootstrap: str, topic: str, orde
     assert between["handled"] == [offset for offset in LEFT if offset not in left]
     assert between["calls"] == len(LEFT) - len(left)
 
-    assert weft_handles(bootstrap, topic, group, ordering) == left
+    assert perkey_handles(bootstrap, topic, group, ordering) == left
 
 
 def leave_with_riders(
@@ -193,14 +195,14 @@ def leave_with_riders(
     again: frozenset[int],
     parked: frozenset[int],
 ) -> tuple[list[int], tuple[Remembered, ...]]:
-    """Run Weft until its commit remembers what failed; the offsets that it handled, and that."""
-    app = weft.App(group=group, kafka={"bootstrap.servers": bootstrap})
+    """Run Perkey until its commit remembers what failed; the offsets that it handled, and that."""
+    app = perkey.App(group=group, kafka={"bootstrap.servers": bootstrap})
     handled: list[int] = []
 
-    @app.consume(topic, ordering=ordering, retry=weft.Retry(attempts=2, delay_s=0.05))
-    async def handle(record: weft.Record) -> None:
+    @app.consume(topic, ordering=ordering, retry=perkey.Retry(attempts=2, delay_s=0.05))
+    async def handle(record: perkey.Record) -> None:
         if record.offset in again:
-            raise weft.RetryAfter(3_600)
+            raise perkey.RetryAfter(3_600)
         if record.offset in parked:
             raise ValueError("always")
         handled.append(record.offset)

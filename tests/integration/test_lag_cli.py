@@ -1,4 +1,4 @@
-"""`weft lag` on a real broker: the true lag of any group, without joining it."""
+"""`perkey lag` on a real broker: the true lag of any group, without joining it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support import command
 from tests.support.waiting import wait_for
 
-from weft.codec import encode_fitting
-from weft.kafka import clib
+from perkey.codec import encode_fitting
+from perkey.kafka import clib
 
 pytestmark = pytest.mark.broker
 
@@ -24,9 +24,9 @@ COUNT = 50
 HELD = 40
 
 
-def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `weft lag …`."""
-    return command.weft("lag", *arguments)
+def perkey(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `perkey lag …`."""
+    return command.perkey("lag", *arguments)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def group(kafka_broker):
 def test_the_true_lag_as_json(group):
     """What is done beyond does not count; the oldest's age is its record's; all fields are there."""
     name, bootstrap = group
-    done = weft("--group", name, "--bootstrap-servers", bootstrap, "--json")
+    done = perkey("--group", name, "--bootstrap-servers", bootstrap, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     first, second = told["partitions"]
@@ -80,7 +80,7 @@ def test_the_true_lag_as_json(group):
 def test_a_table_for_people(group):
     """With the sum in its title."""
     name, bootstrap = group
-    done = weft("--group", name, "--bootstrap-servers", bootstrap)
+    done = perkey("--group", name, "--bootstrap-servers", bootstrap)
     assert done.returncode == 0
     assert "52 remaining in 2 partitions" in done.stdout
 
@@ -99,7 +99,7 @@ def test_an_open_transaction_is_named_as_the_cause(kafka_broker):
     consumer.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
     consumer.close()
     [row] = json.loads(
-        weft("--group", name, "--bootstrap-servers", kafka_broker.bootstrap, "--json").stdout
+        perkey("--group", name, "--bootstrap-servers", kafka_broker.bootstrap, "--json").stdout
     )["partitions"]
     writer.abort_transaction(60)
     assert (row["remaining"], row["oldest_not_done"]) == (1, 0)
@@ -109,16 +109,16 @@ def test_an_open_transaction_is_named_as_the_cause(kafka_broker):
 def test_a_group_that_is_not_there(kafka_broker):
     """One line, exit 2."""
     servers = kafka_broker.bootstrap
-    done = weft("--group", "nobody", "--bootstrap-servers", servers)
+    done = perkey("--group", "nobody", "--bootstrap-servers", servers)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"weft: group nobody does not exist at {servers}\n"
+    assert done.stderr == f"perkey: group nobody does not exist at {servers}\n"
 
 
 def test_served_for_prometheus_and_keda(group):
     """--listen answers /lag and /metrics until it is told to stop."""
     name, bootstrap = group
     with subprocess.Popen(
-        [sys.executable, "-m", "weft.cli.main", "lag", "--group", name, "--bootstrap-servers",
+        [sys.executable, "-m", "perkey.cli.main", "lag", "--group", name, "--bootstrap-servers",
          bootstrap, "--listen", "127.0.0.1:0"],
         stderr=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
@@ -135,7 +135,7 @@ def test_served_for_prometheus_and_keda(group):
 
             assert wait_for(remaining) == 52
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as told:
-                assert "weft_group_remaining_records" in told.read().decode()
+                assert "perkey_group_remaining_records" in told.read().decode()
         finally:
             child.terminate()
         assert child.wait(60) in (0, -15)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.command import weft
+from tests.support.command import perkey
 
-from weft.broker import LocalBroker
-from weft.broker.state import free_ports
+from perkey.broker import LocalBroker
+from perkey.broker.state import free_ports
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 110
@@ -33,10 +33,10 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[object]:
     """Runs lines as a stranger would, in an empty folder, with a broker state of its own."""
-    # `weft` and `python` are those of this environment, whether its scripts are on the path or not.
+    # `perkey` and `python` are those of this environment, whether its scripts are on the path or not.
     shims = tmp_path / "bin"
     shims.mkdir()
-    for name, command in (("weft", "-m weft"), ("python", "")):
+    for name, command in (("perkey", "-m perkey"), ("python", "")):
         shim = shims / name
         shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
         shim.chmod(0o755)
@@ -53,13 +53,13 @@ def shell(tmp_path: Path) -> Iterator[object]:
         )  # fmt: skip
 
     yield run
-    run("weft broker down")
+    run("perkey broker down")
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
     """9092 as it is printed, where nobody else has it or is about to."""
-    with (Path(tempfile.gettempdir()) / f"weft-test-{PRINTED}-{os.getuid()}").open("w") as mine:
+    with (Path(tempfile.gettempdir()) / f"perkey-test-{PRINTED}-{os.getuid()}").open("w") as mine:
         try:
             fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with socket.create_server(("127.0.0.1", PRINTED)):
@@ -73,7 +73,7 @@ def port() -> Iterator[int]:
 def on_port(line: str, port: int) -> str:
     """The line as printed, or for another port where 9092 is taken."""
     line = line.replace("9092", str(port))
-    tells_no_address = re.search(r"weft (topics|produce) (?!.*--bootstrap)", line) is not None
+    tells_no_address = re.search(r"perkey (topics|produce) (?!.*--bootstrap)", line) is not None
     return (
         f"{line} --bootstrap-servers localhost:{port}"
         if tells_no_address and port != 9092
@@ -89,7 +89,7 @@ def test_the_readmes_example_works_as_it_is_printed(port, shell, tmp_path):
     for line in console.strip().splitlines():
         done = shell(on_port(line, port))
         assert done.returncode == 0, (line, done.stdout, done.stderr)
-    show = f"weft offsets show --group geofence --bootstrap-servers localhost:{port} --json"
+    show = f"perkey offsets show --group geofence --bootstrap-servers localhost:{port} --json"
     (progress,) = json.loads(shell(show).stdout)
     assert (progress["topic"], progress["frontier"], progress["lag"]) == ("gps.positions", 1, 0)
     assert end_of(f"127.0.0.1:{port}", "gps.alerts") == 1
@@ -106,7 +106,7 @@ def test_the_page_for_beginners_works_as_it_is_printed(port, shell, tmp_path):
     for line in lines:
         if line.startswith("pip"):
             continue
-        if line == "weft broker down":
+        if line == "perkey broker down":
             letters = [end_of(f"127.0.0.1:{port}", "orders.dlq", n) for n in range(2)]
             bills = [end_of(f"127.0.0.1:{port}", "invoices", n) for n in range(2)]
         done = shell(on_port(line, port))
@@ -147,12 +147,12 @@ def at(kafka_broker: LocalBroker) -> list[str]:
 def test_topics_are_created_once_and_with_the_partitions_asked_for(at):
     """What exists stays as it is; another number of partitions is refused, exit 2."""
     first, second = f"a-{uuid.uuid4()}", f"b-{uuid.uuid4()}"
-    made = weft("topics", "create", first, second, "--partitions", "3", *at)
+    made = perkey("topics", "create", first, second, "--partitions", "3", *at)
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout == f"{first}: created, 3 partitions\n{second}: created, 3 partitions\n"
-    again = weft("topics", "create", first, "--json", *at)
+    again = perkey("topics", "create", first, "--json", *at)
     assert json.loads(again.stdout) == [{"topic": first, "partitions": 3, "created": False}]
-    other = weft("topics", "create", first, "--partitions", "4", *at)
+    other = perkey("topics", "create", first, "--partitions", "4", *at)
     assert (other.returncode, other.stdout) == (2, "")
     assert other.stderr.count("\n") == 1
     assert "already exists with 3 partitions, not 4" in other.stderr
@@ -161,13 +161,13 @@ def test_topics_are_created_once_and_with_the_partitions_asked_for(at):
 def test_lines_become_records(kafka_broker, at, tmp_path):
     """A record a line, from a file or stdin, with the key given; the number sent is said."""
     topic = f"lines-{uuid.uuid4()}"
-    weft("topics", "create", topic, "--partitions", "1", *at)
+    perkey("topics", "create", topic, "--partitions", "1", *at)
     lines = tmp_path / "lines"
     lines.write_bytes(b"one\n\ntwo\r\nthr\xffee")
-    done = weft("produce", topic, str(lines), "--key", "k", *at)
+    done = perkey("produce", topic, str(lines), "--key", "k", *at)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"3 records sent to {topic} (1 empty line skipped)\n"
-    assert weft("produce", topic, *at, stdin="four\n").stdout == f"1 record sent to {topic}\n"
+    assert perkey("produce", topic, *at, stdin="four\n").stdout == f"1 record sent to {topic}\n"
     found = values_of(kafka_broker.bootstrap, topic, 4)
     assert found == [(b"k", b"one"), (b"k", b"two"), (b"k", b"thr\xffee"), (None, b"four")]
 
@@ -175,8 +175,8 @@ def test_lines_become_records(kafka_broker, at, tmp_path):
 def test_a_record_the_broker_refuses_is_reported(at):
     """Too large for the broker: one line with the reason, how many were sent, exit 1."""
     topic = f"large-{uuid.uuid4()}"
-    weft("topics", "create", topic, *at)
-    done = weft("produce", topic, *at, stdin="x" * 3_000_000)
+    perkey("topics", "create", topic, *at)
+    done = perkey("produce", topic, *at, stdin="x" * 3_000_000)
     assert done.returncode == 1
     assert done.stdout == f"0 records sent to {topic}\n"
     assert done.stderr.count("\n") == 1
@@ -184,7 +184,7 @@ def test_a_record_the_broker_refuses_is_reported(at):
 
 
 def test_a_missing_topic_names_the_command_that_makes_it(at):
-    """`weft produce` makes no topic by itself: a typo would be one."""
-    done = weft("produce", "nobody.made.it", *at, stdin="x")
+    """`perkey produce` makes no topic by itself: a typo would be one."""
+    done = perkey("produce", "nobody.made.it", *at, stdin="x")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"weft topics create nobody.made.it {' '.join(at)}" in done.stderr
+    assert f"perkey topics create nobody.made.it {' '.join(at)}" in done.stderr

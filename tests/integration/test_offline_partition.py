@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
+import perkey
+from perkey.broker import LocalBroker
 
 WAIT_S = 60.0
 
@@ -37,18 +37,18 @@ def test_exactly_once_continues_without_what_goes_there(three_nodes: LocalBroker
     cluster.kill(broker_of[2] - 1)
     wait_for(lambda: leaders(admin, output)[2] == -1)
     kafka = {"bootstrap.servers": cluster.bootstrap, "auto.offset.reset": "earliest"}
-    app = weft.App(group=source, kafka=kafka)
+    app = perkey.App(group=source, kafka=kafka)
 
     @app.consume(
         source,
         delivery="exactly_once",
         ordering="unordered",
-        retry=weft.Retry(attempts=1),
-        on_exhausted=weft.DeadLetter(dead),
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.DeadLetter(dead),
     )
-    async def handler(record: weft.Record) -> weft.Produce:
+    async def handler(record: perkey.Record) -> perkey.Produce:
         number = int(record.value)
-        return weft.Produce(
+        return perkey.Produce(
             record.value, topic=output, partition=2 if number == 5 else record.offset % 2
         )
 

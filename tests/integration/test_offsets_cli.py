@@ -1,4 +1,4 @@
-"""`weft offsets` as a user runs it: on text, and on groups of a real broker."""
+"""`perkey offsets` as a user runs it: on text, and on groups of a real broker."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support import command
 
-from weft import codec
-from weft.broker import LocalBroker
-from weft.kafka import clib, group_offsets
+from perkey import codec
+from perkey.broker import LocalBroker
+from perkey.kafka import clib, group_offsets
 
 PER_PARTITION = 200
 
 
-def weft(*arguments: str) -> CompletedProcess[str]:
-    """Run `weft offsets …`."""
-    return command.weft("offsets", *arguments)
+def perkey(*arguments: str) -> CompletedProcess[str]:
+    """Run `perkey offsets …`."""
+    return command.perkey("offsets", *arguments)
 
 
 def refused(done: CompletedProcess[str], code: int = 2) -> str:
     """The one line of an error that ended with this exit code and without a traceback."""
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("weft: ")
+    assert done.stderr.startswith("perkey: ")
     return done.stderr
 
 
@@ -56,7 +56,7 @@ def refused(done: CompletedProcess[str], code: int = 2) -> str:
 )
 def test_decode_prints_the_promised_json(offset: str, metadata: str, expected: dict[str, Any]):
     """`decode --json` prints exactly the four fields, and nothing else."""
-    done = weft("decode", "--offset", offset, metadata, "--json")
+    done = perkey("decode", "--offset", offset, metadata, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
     assert json.loads(done.stdout) == expected
@@ -65,7 +65,7 @@ def test_decode_prints_the_promised_json(offset: str, metadata: str, expected: d
 
 def test_decode_is_readable_without_json():
     """For people, runs of offsets are written as ranges."""
-    assert "not done:     100-101, 105" in weft("decode", "--offset", "100", "bAAK3AMA").stdout
+    assert "not done:     100-101, 105" in perkey("decode", "--offset", "100", "bAAK3AMA").stdout
 
 
 def test_decode_shows_what_a_commit_remembers():
@@ -79,12 +79,12 @@ def test_decode_shows_what_a_commit_remembers():
             )
         ],
     )
-    shown = weft("decode", "--offset", "100", text).stdout
+    shown = perkey("decode", "--offset", "100", text).stdout
     assert (
         "record 100: 5 failed attempts, parked (attempts), until 2026-09-21T14:14:20+00:00, "
         "error 00000007\n"
     ) in shown
-    (one,) = json.loads(weft("decode", "--offset", "100", text, "--json").stdout)["remembered"]
+    (one,) = json.loads(perkey("decode", "--offset", "100", text, "--json").stdout)["remembered"]
     assert (one["offset"], one["parked"], one["held"]) == (100, True, False)
 
 
@@ -102,15 +102,15 @@ def test_decode_shows_what_a_commit_remembers():
 )
 def test_decode_refuses_bad_input_in_one_line(arguments: tuple[str, ...], reason: str):
     """Unreadable metadata and wrong options end with exit code 2 and one line that says why."""
-    assert reason.lower() in refused(weft("decode", *arguments, "--json")).lower()
+    assert reason.lower() in refused(perkey("decode", *arguments, "--json")).lower()
 
 
 @pytest.mark.parametrize("command", ["decode", "show", "set"])
 def test_every_command_has_help_with_an_example(command: str):
     """`--help` says what it is for and shows one call of it."""
-    done = weft(command, "--help")
+    done = perkey(command, "--help")
     assert done.returncode == 0
-    assert f"Example: weft offsets {command}" in done.stdout
+    assert f"Example: perkey offsets {command}" in done.stdout
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def at(kafka_broker: LocalBroker) -> list[str]:
 
 def shown(group: str, at: list[str]) -> list[dict[str, Any]]:
     """What `show --json` says."""
-    done = weft("show", "--group", group, *at, "--json")
+    done = perkey("show", "--group", group, *at, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -164,7 +164,7 @@ def test_show_lists_what_is_committed(group: str, at: list[str]):
     assert (second["encoding"], second["frontier"], second["lag"]) == ("unreadable", 50, 150)
     assert (second["highest_seen"], second["not_done"]) == (49, [])
     assert "not Base64" in second["error"]
-    table = weft("show", "--group", group, *at)
+    table = perkey("show", "--group", group, *at)
     assert table.returncode == 0
     assert "100-101" in table.stdout
 
@@ -173,13 +173,13 @@ def test_set_reports_first_what_it_would_do(group: str, at: list[str]):
     """Without --yes the repeats and skips are counted with the map, and nothing changes."""
     before = shown(group, at)
     where = ["--group", group, *at, "--topic", group, "--partition", "0"]
-    back = weft("set", *where, "--offset", "90")
+    back = perkey("set", *where, "--offset", "90")
     assert back.returncode == 0
     assert "100 -> 90" in back.stdout
     assert "17 done records processed again (7 of them done beyond" in back.stdout
     assert "0 unfinished records skipped" in back.stdout
     assert "add --yes" in back.stderr
-    ahead = json.loads(weft("set", *where, "--offset", "150", "--json").stdout)
+    ahead = json.loads(perkey("set", *where, "--offset", "150", "--json").stdout)
     assert ahead == [
         {
             "topic": group,
@@ -192,7 +192,7 @@ def test_set_reports_first_what_it_would_do(group: str, at: list[str]):
             "applied": False,
         }
     ]
-    inside = json.loads(weft("set", *where, "--offset", "104", "--json").stdout)[0]
+    inside = json.loads(perkey("set", *where, "--offset", "104", "--json").stdout)[0]
     assert (inside["repeated_beyond"], inside["skipped"]) == (5, 2)
     assert shown(group, at) == before
 
@@ -200,7 +200,7 @@ def test_set_reports_first_what_it_would_do(group: str, at: list[str]):
 def test_set_moves_a_group_without_members(group: str, at: list[str]):
     """With --yes the offset is committed, without a map, in each of the four ways to name it."""
     where = ["--group", group, *at, "--topic", group]
-    done = weft("set", *where, "--partition", "0", "--offset", "90", "--yes", "--json")
+    done = perkey("set", *where, "--partition", "0", "--offset", "90", "--yes", "--json")
     assert json.loads(done.stdout)[0]["applied"] is True
     assert shown(group, at)[0] == {
         "topic": group,
@@ -218,7 +218,7 @@ def test_set_moves_a_group_without_members(group: str, at: list[str]):
         (["--to-timestamp", "1970-01-01T00:00:01.120Z"], 120),
         (["--to-timestamp", "2030-01-01T00:00:00"], 200),
     ]:
-        done = weft("set", *where, *option, "--yes")
+        done = perkey("set", *where, *option, "--yes")
         assert (done.returncode, done.stderr) == (0, "")
         assert [one["frontier"] for one in shown(group, at)] == [frontier] * 3, option
 
@@ -244,7 +244,7 @@ def test_set_refuses_a_group_with_members(group: str, at: list[str]):
     """A live member would undo the change: it must stop first. Showing is allowed."""
     where = ["--group", group, *at, "--topic", group, "--to-earliest"]
     for arguments in (where, [*where, "--yes"]):
-        assert "has 1 member: stop them first" in refused(weft("set", *arguments))
+        assert "has 1 member: stop them first" in refused(perkey("set", *arguments))
     assert shown(group, at)[0]["frontier"] == 100
 
 
@@ -264,13 +264,13 @@ def test_set_refuses_bad_input_in_one_line(group: str, at: list[str]):
         (["--group", "nobody", *where[2:], "--to-latest"], "group nobody does not exist"),
     ]
     for arguments, reason in cases:
-        assert reason in refused(weft("set", *arguments, "--yes"))
+        assert reason in refused(perkey("set", *arguments, "--yes"))
     assert shown(group, at)[0]["frontier"] == 100
 
 
 def test_a_group_that_does_not_exist(at: list[str]):
     """Showing a group nobody ever had is an error, not an empty list."""
-    assert "group nobody does not exist" in refused(weft("show", "--group", "nobody", *at))
+    assert "group nobody does not exist" in refused(perkey("show", "--group", "nobody", *at))
 
 
 def test_properties_are_checked_and_secrets_stay_secret(group: str, at: list[str], tmp_path: Any):
@@ -279,7 +279,7 @@ def test_properties_are_checked_and_secrets_stay_secret(group: str, at: list[str
     config = tmp_path / "client.properties"
     config.write_text(f"# of the test\nsasl.password={secret}\nsecurity.protocol=PLAINTEXT\n")
     show = ["show", "--group", group, *at]
-    assert weft(*show, "--config", str(config), "--json").returncode == 0
+    assert perkey(*show, "--config", str(config), "--json").returncode == 0
     for options, reason in [
         (["-X", "sasl.pasword=" + secret], "did you mean sasl.password?"),
         (["-X", "security.protocol=" + secret], "security.protocol"),
@@ -287,7 +287,7 @@ def test_properties_are_checked_and_secrets_stay_secret(group: str, at: list[str
         (["-X", "client.id"], "write key=value"),
         (["--config", str(tmp_path / "absent")], "cannot be read"),
     ]:
-        line = refused(weft(*show, *options))
+        line = refused(perkey(*show, *options))
         assert reason in line
         assert secret not in line
 
@@ -296,7 +296,7 @@ def test_absent_brokers_are_named_in_bounded_time(monkeypatch):
     """With nobody at the address the command ends by itself with one line."""
     monkeypatch.setattr(group_offsets, "ANSWER_S", 2.0)
     began = time.monotonic()
-    line = refused(weft("show", "--group", "g", "--bootstrap-servers", "127.0.0.1:1"), code=1)
+    line = refused(perkey("show", "--group", "g", "--bootstrap-servers", "127.0.0.1:1"), code=1)
     assert "Kafka at 127.0.0.1:1: cannot list topics" in line
     assert "Connection refused" in line
     assert time.monotonic() - began < 30
@@ -306,13 +306,13 @@ def test_a_refused_login_is_called_so(at: list[str]):
     """A broker that does not take the login is no broker that is away; the password stays unsaid."""
     login = ["security.protocol=sasl_plaintext", "sasl.mechanism=PLAIN"]
     login += ["sasl.username=u", "sasl.password=s3cret"]
-    line = refused(weft("show", "--group", "g", *at, *(x for one in login for x in ("-X", one))))
+    line = refused(perkey("show", "--group", "g", *at, *(x for one in login for x in ("-X", one))))
     assert "check security.protocol and sasl" in line
     assert "s3cret" not in line
 
 
 def test_a_password_in_the_address_is_not_shown():
     """It is refused before anybody is asked."""
-    line = refused(weft("show", "--group", "g", "--bootstrap-servers", "kafka://u:s3cret@h:9092"))
+    line = refused(perkey("show", "--group", "g", "--bootstrap-servers", "kafka://u:s3cret@h:9092"))
     assert "user or a password in an address" in line
     assert "s3cret" not in line

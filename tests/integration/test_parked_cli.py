@@ -1,4 +1,4 @@
-"""`weft parked` on a real broker: what commits remember, with no member of the group."""
+"""`perkey parked` on a real broker: what commits remember, with no member of the group."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
-from weft.cli.main import run as command
-from weft.codec import Remembered, encode_fitting, with_rider
-from weft.kafka import clib
+from perkey.broker import LocalBroker
+from perkey.cli.main import run as command
+from perkey.codec import Remembered, encode_fitting, with_rider
+from perkey.kafka import clib
 
 pytestmark = pytest.mark.broker
 
@@ -40,14 +40,14 @@ def committed(broker: LocalBroker, topic: str, offset: int, text: str) -> None:
 
 
 def called(capsys: Any, broker: LocalBroker, *words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of `weft WORDS…`."""
+    """Exit code, output and errors of `perkey WORDS…`."""
     capsys.readouterr()
     code = command([*words, "--bootstrap-servers", broker.bootstrap])
     return code, *capsys.readouterr()
 
 
 def test_parked_and_held_are_listed_while_no_one_runs(kafka_broker: LocalBroker, capsys: Any):
-    """With key and headers from the source; `weft lag` counts both."""
+    """With key and headers from the source; `perkey lag` counts both."""
     topic = f"parked-{uuid.uuid4().hex[:8]}"
     kafka_broker.create_topic(topic, 2)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
@@ -88,7 +88,7 @@ def test_a_group_that_does_not_exist(kafka_broker: LocalBroker, capsys: Any):
     """One line, exit 2."""
     code, out, err = called(capsys, kafka_broker, "parked", "ls", "--group", "nobody-at-all")
     assert (code, out) == (2, "")
-    assert err == f"weft: group nobody-at-all does not exist at {kafka_broker.bootstrap}\n"
+    assert err == f"perkey: group nobody-at-all does not exist at {kafka_broker.bootstrap}\n"
 
 
 def test_a_record_behind_the_end_is_not_waited_for(kafka_broker: LocalBroker, capsys: Any):

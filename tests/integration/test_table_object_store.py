@@ -19,14 +19,14 @@ from moto.moto_server.werkzeug_app import (
 from pyiceberg.catalog import load_catalog
 from werkzeug.serving import make_server
 
-from weft.errors import ConfigError
-from weft.kafka.ports import OutMessage, ToCommit
-from weft.spark.table import DeltaTable, IcebergTable
-from weft.spark.table.committer import Committer
-from weft.spark.table.line import TableLine, TablePlan
-from weft.spark.table.rows import as_rows, columns_of, row_of
-from weft.spark.table.sink import TABLE, TableSink
-from weft.types import Record
+from perkey.errors import ConfigError
+from perkey.kafka.ports import OutMessage, ToCommit
+from perkey.spark.table import DeltaTable, IcebergTable
+from perkey.spark.table.committer import Committer
+from perkey.spark.table.line import TableLine, TablePlan
+from perkey.spark.table.rows import as_rows, columns_of, row_of
+from perkey.spark.table.sink import TABLE, TableSink
+from perkey.types import Record
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -153,7 +153,7 @@ def test_every_row_once_in_a_store_that_refuses(bucket, tmp_path, kind) -> None:
 
 def claimed(line: TableLine, number: int) -> dict:
     """As a member does it: again until it is known what the table has."""
-    from weft.kafka.ports import KafkaUnavailable
+    from perkey.kafka.ports import KafkaUnavailable
 
     try:
         return dict(line.claim([("t", number)], {"t": "id"}, 1, 60.0))

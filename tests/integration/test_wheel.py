@@ -1,4 +1,4 @@
-"""Weft as it is installed: from a wheel, without the repository around it."""
+"""Perkey as it is installed: from a wheel, without the repository around it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def installed(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(built), str(ROOT)]
     subprocess.run(wheel, check=True, timeout=110)
-    (file,) = built.glob("weft-*.whl")
+    (file,) = built.glob("perkey-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(folder), str(file)], check=True)
     return folder
 
@@ -35,14 +35,14 @@ def run(installed, *arguments):
 
 def test_what_the_wheel_has(installed):
     """The installed package runs and lists its commands; it is typed, and nothing is beside it."""
-    where = run(installed, "-c", "import weft; print(weft.__file__)").stdout
+    where = run(installed, "-c", "import perkey; print(perkey.__file__)").stdout
     assert Path(where.strip()).is_relative_to(installed)
-    listed = run(installed, "-m", "weft", "--help")
+    listed = run(installed, "-m", "perkey", "--help")
     assert listed.returncode == 0
     for command in ("run", "broker", "topics", "produce", "offsets", "status", "why", "lag"):
         assert f"\n  {command} " in listed.stdout
     packages = {one.name for one in installed.iterdir() if not one.name.endswith(".dist-info")}
-    assert packages - {"bin"} == {"weft"}
-    folders = {one.name for one in (installed / "weft").rglob("*") if one.is_dir()}
+    assert packages - {"bin"} == {"perkey"}
+    folders = {one.name for one in (installed / "perkey").rglob("*") if one.is_dir()}
     assert not folders & {"simulators", "demo", "benchmarks", "sim", "runtime_sim"}
-    assert (installed / "weft" / "py.typed").exists()  # type checkers of users read annotations
+    assert (installed / "perkey" / "py.typed").exists()  # type checkers of users read annotations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.codec import (
+from perkey.codec import (
     OffsetMap,
     Remembered,
     UnreadableMap,
@@ -19,9 +19,9 @@ from weft.codec import (
     measure,
     with_rider,
 )
-from weft.codec.rider import EXHAUSTED_BY
-from weft.codec.wire import BY_MAGIC
-from weft.codec.zstd import compress
+from perkey.codec.rider import EXHAUSTED_BY
+from perkey.codec.wire import BY_MAGIC
+from perkey.codec.zstd import compress
 
 TEXTS = [
     text

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perkey.codec import decode, encode_fitting
+from perkey.core import states
+from perkey.core.commits import CommitState
+from perkey.core.events import HandlerSpec
+from perkey.core.offsets import Offsets
+from perkey.core.partition import Partition
+from perkey.core.scheduling import Handler
+from perkey.types import Record
 from simulators.core.invariants import check_partition
-from weft.codec import decode, encode_fitting
-from weft.core import states
-from weft.core.commits import CommitState
-from weft.core.events import HandlerSpec
-from weft.core.offsets import Offsets
-from weft.core.partition import Partition
-from weft.core.scheduling import Handler
-from weft.types import Record
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.dlq import plan as planning
-from weft.dlq.letters import LETTER, POSITION
-from weft.dlq.plan import Rules
-from weft.dlq.replay import Outcome, Replay, Wanted, group_of
-from weft.kafka.connect import connect
-from weft.testing import MemoryKafka
-from weft.testing.crash import Crashed
-from weft.where import parse
+from perkey.dlq import plan as planning
+from perkey.dlq.letters import LETTER, POSITION
+from perkey.dlq.plan import Rules
+from perkey.dlq.replay import Outcome, Replay, Wanted, group_of
+from perkey.kafka.connect import connect
+from perkey.testing import MemoryKafka
+from perkey.testing.crash import Crashed
+from perkey.where import parse
 
 TOPIC, DLQ, PARTITIONS = "t", "t.dlq", 2
 GROUP = group_of(DLQ, None)
@@ -136,7 +136,7 @@ def test_filters_share_their_progress(monkeypatch_size, made, forgotten):
 @pytest.fixture(scope="module")
 def monkeypatch_size():
     """Sets how many records a transaction has."""
-    from weft.dlq import replay
+    from perkey.dlq import replay
 
     with pytest.MonkeyPatch.context() as patch:
         yield lambda size: patch.setattr(replay, "TRANSACTION_RECORDS_MAX", size)

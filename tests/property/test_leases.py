@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.core.leases import LEASE_S, BudgetLease, Lent, Lessor
-from weft.policies import Budget
+from perkey.core.leases import LEASE_S, BudgetLease, Lent, Lessor
+from perkey.policies import Budget
 
 RELAXED = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MEMBERS = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perkey.core.states import InternalError
 from simulators.core.mutants import MUTANTS, Mutant
 from simulators.core.runner import digest
 from simulators.core.steps import live
 from simulators.core.violation import Violation
 from simulators.core.world import World
-from weft.core.states import InternalError
 
 pytestmark = pytest.mark.push
 

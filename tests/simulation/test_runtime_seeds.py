@@ -11,12 +11,12 @@ import pytest
 from tests.simulation.conftest import regressions
 from tests.support.seeds import new_seeds, skip_unless_changed
 
+from perkey.runtime.member.run_log import RunLog
 from simulators.runtime.patches import installed
 from simulators.runtime.runner import digest, run_seed, run_seeds
 from simulators.runtime.scheduler import Scheduler, Task
 from simulators.runtime.world import World
 from simulators.seeds import Totals
-from weft.runtime.member.run_log import RunLog
 
 SEEN = (
     "calls",
@@ -77,7 +77,7 @@ def test_same_seed_same_turns():
 def test_what_the_environment_asks_for_reaches_no_seed(monkeypatch):
     """A run that is to serve a socket does not in a seed: its server would wait for ever."""
     plain = digest(1)
-    monkeypatch.setenv("WEFT_SOCKET", "1")
+    monkeypatch.setenv("PERKEY_SOCKET", "1")
     assert digest(1) == plain
 
 
@@ -129,9 +129,9 @@ def test_a_real_clock_is_seen(real_calls, monkeypatch):
 def test_a_module_that_a_seed_imports_is_refused(monkeypatch):
     """It would come in with the real clocks."""
     world = World(0)
-    monkeypatch.delitem(sys.modules, "weft.spark.openings", raising=False)
+    monkeypatch.delitem(sys.modules, "perkey.spark.openings", raising=False)
     with (
         installed(world.sim, world.machine, shuffle=False),
         pytest.raises(AssertionError, match="AT_RUN"),
     ):
-        __import__("weft.spark.openings")
+        __import__("perkey.spark.openings")

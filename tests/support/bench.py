@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import weft
-from weft.core import effects as fx
-from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment, HandlerSpec
-from weft.core.work import Work
-from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan
-from weft.types import Record
+import perkey
+from perkey.core import effects as fx
+from perkey.core.engine import Engine
+from perkey.core.events import Answer, Assignment, HandlerSpec
+from perkey.core.work import Work
+from perkey.runtime.door import Door
+from perkey.runtime.handling import HandlerPlan
+from perkey.types import Record
 
 #: closed when their loop ends
 BENCHES: list[Bench] = []
@@ -23,7 +23,7 @@ class Bench:
 
     def __init__(self, make: Callable[[HandlerPlan, Door], Any], **spec: Any) -> None:
         self.effects: list[fx.Effect] = []
-        options = {"concurrency": 4, "retry": weft.Retry(attempts=3, delay_s=0), **spec}
+        options = {"concurrency": 4, "retry": perkey.Retry(attempts=3, delay_s=0), **spec}
         self.spec = HandlerSpec("h", **options)
         self.door = Door(Engine([self.spec]), self._perform)
         self.function: Any = None

@@ -89,7 +89,7 @@ def set_session(bootstrap: str, group: str, seconds: float) -> None:
 
 def dead_threads(said: str) -> list[str]:
     """What a child says of threads of ours that died, whatever else went well."""
-    return [line for line in said.splitlines() if "thread weft-" in line and " died" in line]
+    return [line for line in said.splitlines() if "thread perkey-" in line and " died" in line]
 
 
 def longest_pause(times: Iterable[float], began: float, ended: float) -> float:
@@ -268,7 +268,7 @@ class Chaos:
         }
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "weft.cli.main", "run", "tests.support.chaos_app:app"],
+                [sys.executable, "-m", "perkey.cli.main", "run", "tests.support.chaos_app:app"],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The app under chaos: its handlers write to the log what they do, and nothing else is trusted.
 
-`weft run tests.support.chaos_app:app` with the plan as JSON in WEFT_CHAOS; see `Plan`.
+`perkey run tests.support.chaos_app:app` with the plan as JSON in PERKEY_CHAOS; see `Plan`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 from tests.support.handler_log import Writer
 
-import weft
-from weft.core.commits import Plans
-from weft.core.effects import PlanItem
-from weft.core.offsets import Snapshot
-from weft.core.partition import Partition
-from weft.runtime import door
+import perkey
+from perkey.core.commits import Plans
+from perkey.core.effects import PlanItem
+from perkey.core.offsets import Snapshot
+from perkey.core.partition import Partition
+from perkey.runtime import door
 
-VARIABLE = "WEFT_CHAOS"
+VARIABLE = "PERKEY_CHAOS"
 FOREVER_S = 1e9
 
 
@@ -101,13 +101,13 @@ def die_with_parent() -> None:
 class Handlers:
     """Both kinds of handler, doing the same."""
 
-    def __init__(self, plan: Plan, app: weft.App) -> None:
+    def __init__(self, plan: Plan, app: perkey.App) -> None:
         self._plan, self._app = plan, app
         self._log = Writer(plan.log)
         #: of each partition the last assignment that a call began in
         self._epochs: dict[int, int] = {}
 
-    async def wait(self, record: weft.Record) -> None:
+    async def wait(self, record: perkey.Record) -> None:
         """An `async def` handler."""
         epoch = self._begin(record)
         try:
@@ -120,7 +120,7 @@ class Handlers:
             raise
         self._write("E", record, epoch)
 
-    def block(self, record: weft.Record) -> None:
+    def block(self, record: perkey.Record) -> None:
         """A plain handler."""
         epoch = self._begin(record)
         try:
@@ -133,7 +133,7 @@ class Handlers:
             raise
         self._write("E", record, epoch)
 
-    def _begin(self, record: weft.Record) -> int:
+    def _begin(self, record: perkey.Record) -> int:
         epoch = self._epoch(record)
         if epoch < 0:
             # A revoke takes the partition first and then waits for its calls: what is marked as
@@ -143,26 +143,26 @@ class Handlers:
         self._write("S", record, epoch)
         return epoch
 
-    def _epoch(self, record: weft.Record) -> int:
+    def _epoch(self, record: perkey.Record) -> int:
         """Which assignment this is, as the member knows it; the judge compares, nothing more."""
         run: Any = self._app._run
         held = run.member.partitions.get((record.topic, record.partition))
         return -1 if held is None else int(held.epoch)
 
-    def _write(self, kind: Any, record: weft.Record, epoch: int) -> None:
+    def _write(self, kind: Any, record: perkey.Record, epoch: int) -> None:
         key = "" if record.key is None else record.key.decode()
         self._log.write(kind, epoch, record.partition, record.offset, key)
 
-    def _dice(self, record: weft.Record) -> random.Random:
+    def _dice(self, record: perkey.Record) -> random.Random:
         return random.Random(f"{self._plan.seed} {record.partition} {record.offset}")
 
-    def _seconds(self, record: weft.Record) -> float:
+    def _seconds(self, record: perkey.Record) -> float:
         plan, dice = self._plan, self._dice(record)
         if dice.randrange(1000) < plan.slow_permille:
             return plan.slow_s
         return 2 * plan.work_s * dice.random()
 
-    def _stuck(self, record: weft.Record) -> bool:
+    def _stuck(self, record: perkey.Record) -> bool:
         held = record.value is not None and record.value.startswith(b"stuck")
         return held and not (self._stopped() and Path(self._plan.release).exists())
 
@@ -171,7 +171,7 @@ class Handlers:
         run: Any = self._app._run
         return not self._plan.until_stopped or run.member.engine.state.stop_mode is not None
 
-    def _fail(self, record: weft.Record) -> None:
+    def _fail(self, record: perkey.Record) -> None:
         if self._plan.poisoned and (record.key or b"").startswith(b"bad"):
             raise KeyError("no such customer")
         if record.attempt == 1 and self._dice(record).randrange(1000) >= (
@@ -206,9 +206,9 @@ def trust_yourself() -> None:
     door.SUSPENDED_S = FOREVER_S
 
 
-def given_up(record: weft.Record, _error: object) -> weft.Park | weft.DeadLetter:
+def given_up(record: perkey.Record, _error: object) -> perkey.Park | perkey.DeadLetter:
     """What becomes of a record that used its attempts."""
-    return weft.DeadLetter("{topic}.dlq") if b"dead" in (record.key or b"") else weft.Park()
+    return perkey.DeadLetter("{topic}.dlq") if b"dead" in (record.key or b"") else perkey.Park()
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
@@ -219,10 +219,10 @@ MUTANTS: dict[str, Callable[[], None]] = {
 }
 
 
-def make(plan: Plan) -> weft.App:
+def make(plan: Plan) -> perkey.App:
     """The app of this plan."""
     MUTANTS[plan.mutant]()
-    app = weft.App(
+    app = perkey.App(
         plan.group,
         {"bootstrap.servers": plan.bootstrap, **plan.kafka},
         revoke_timeout_s=plan.revoke_timeout_s,
@@ -239,9 +239,9 @@ def make(plan: Plan) -> weft.App:
         plan.topic,
         ordering=plan.ordering,
         concurrency=plan.concurrency,
-        commit=weft.Commit(interval_s=plan.commit_s),
-        retry=weft.Retry(attempts=plan.attempts, delay_s=0.05),
-        on_exhausted=given_up if plan.dead_letters else weft.Park(),
+        commit=perkey.Commit(interval_s=plan.commit_s),
+        retry=perkey.Retry(attempts=plan.attempts, delay_s=0.05),
+        on_exhausted=given_up if plan.dead_letters else perkey.Park(),
     )(handlers.wait if plan.kind == "async" else handlers.block)
     return app
 

@@ -17,8 +17,8 @@ from typing import NamedTuple, Self
 from confluent_kafka import Consumer, KafkaException
 from tests.support.handler_log import Entry
 
-from weft.codec import OffsetMap, decode
-from weft.kafka import clib
+from perkey.codec import OffsetMap, decode
+from perkey.kafka import clib
 
 LOOK_S = 0.05
 #: a look that takes longer than this: the machine or the broker stood still

@@ -2,7 +2,7 @@
 
 `pytest -p tests.support.cost` ends with the table that stands in CONTRIBUTING.md; the lanes of the
 Makefile load it. A broker or a JVM that is shared counts where it works: its start goes to the
-first test that asks for it. WEFT_COST=file keeps a row per test: its worker, when
+first test that asks for it. PERKEY_COST=file keeps a row per test: its worker, when
 it began, what it took, and its processor seconds.
 """
 
@@ -85,7 +85,7 @@ class Cost:
         used = self._tree.total()
         self._tests[node] += used - self._used
         self._used = used
-        if (path := os.environ.get("WEFT_COST")) and self._tests[node]:
+        if (path := os.environ.get("PERKEY_COST")) and self._tests[node]:
             worker = os.environ.get("PYTEST_XDIST_WORKER", "")
             row = f"{worker} {began:.1f} {time.monotonic() - began:.1f} {self._tests[node]:.2f} {node}"
             with Path(path).open("a") as file:

@@ -1,6 +1,6 @@
-"""Races between threads, made likely: chosen lines of Weft and of its tests are slow.
+"""Races between threads, made likely: chosen lines of Perkey and of its tests are slow.
 
-    WEFT_DELAYS=back:7 python -m pytest -p tests.support.delays tests/unit
+    PERKEY_DELAYS=back:7 python -m pytest -p tests.support.delays tests/unit
 
 A thread rests before some lines and returns, which a hash of the seed chooses: each line is slow in
 some seed. `back`: threads other than the main one, whose test sees an effect before what its cause
@@ -34,7 +34,7 @@ RESTS_MAX, RESTS_OF_LINE_MAX = 40, 4
 SHARE = 0.05
 MODES = ("back", "log", "main")
 ROOT = Path(__file__).parents[2]
-PLACES = tuple(f"{ROOT / name}/" for name in ("src/weft", "tests"))
+PLACES = tuple(f"{ROOT / name}/" for name in ("src/perkey", "tests"))
 #: the line number of a return
 RETURN = 0
 
@@ -50,7 +50,7 @@ class Delays:
         self.drawn = drawn
         self._mode, _, self._seed = drawn.partition(":")
         if self._mode not in MODES or not self._seed.isdigit():
-            raise pytest.UsageError(f"WEFT_DELAYS={drawn!r}: MODE:SEED, a mode of {MODES}")
+            raise pytest.UsageError(f"PERKEY_DELAYS={drawn!r}: MODE:SEED, a mode of {MODES}")
         self._slow: dict[CodeType, frozenset[int]] = {}
         self._rests: Counter[str] = Counter()
         # Where a test looks seldom, it sees the effect only after the rest.
@@ -118,12 +118,12 @@ class Delays:
         report = yield
         if report.failed:
             rests = "\n".join(f"{count} × {at}" for at, count in self._rests.items())
-            report.sections.append((f"WEFT_DELAYS={self.drawn}", rests))
+            report.sections.append((f"PERKEY_DELAYS={self.drawn}", rests))
         return report
 
     def pytest_report_header(self) -> str:
         """What replays it."""
-        return f"WEFT_DELAYS={self.drawn}"
+        return f"PERKEY_DELAYS={self.drawn}"
 
 
 def _first(code: CodeType) -> int:
@@ -133,4 +133,6 @@ def _first(code: CodeType) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before a thread is started."""
-    config.pluginmanager.register(Delays(os.environ.get("WEFT_DELAYS", f"back:{int(time.time())}")))
+    config.pluginmanager.register(
+        Delays(os.environ.get("PERKEY_DELAYS", f"back:{int(time.time())}"))
+    )

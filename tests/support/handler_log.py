@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["S", "E", "F"]  # started, ended well, failed or cancelled
 
-CHILD = "WEFT_CHAOS_CHILD"  # the number of a child, from 1
+CHILD = "PERKEY_CHAOS_CHILD"  # the number of a child, from 1
 
 
 class Entry(NamedTuple):

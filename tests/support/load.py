@@ -25,8 +25,8 @@ from typing import Any
 import psutil
 import pytest
 
-from weft.runtime.door import Door
-from weft.runtime.member.member import Member
+from perkey.runtime.door import Door
+from perkey.runtime.member.member import Member
 
 STALL_S = (0.2, 4.0)
 BETWEEN_S = (2.0, 10.0)

@@ -250,7 +250,7 @@ def _with(tree: ast.Module, old: ast.AST, new: ast.AST) -> str:
 def drawn(package: Package, sample: int, seed: int, within: str = "") -> list[Mutant]:
     """So many mutants of the package, the same for the same seed."""
     every: list[Mutant] = []
-    for path in sorted((ROOT / "src" / "weft" / package.folder).rglob("*.py")):
+    for path in sorted((ROOT / "src" / "perkey" / package.folder).rglob("*.py")):
         name = path.relative_to(ROOT / "src").as_posix()
         every += mutants_of(name, path.read_text())
     every = [mutant for mutant in every if re.search(within, f"{mutant.path} {mutant.where}")]
@@ -308,8 +308,8 @@ class Run:
     # -- one mutant --------------------------------------------------------------------------------
 
     def _meet(self, number: int, mutant: Mutant) -> None:
-        with tempfile.TemporaryDirectory(prefix="weft-mutant-") as folder:
-            shutil.copytree(ROOT / "src" / "weft", Path(folder) / "weft")
+        with tempfile.TemporaryDirectory(prefix="perkey-mutant-") as folder:
+            shutil.copytree(ROOT / "src" / "perkey", Path(folder) / "perkey")
             (Path(folder) / mutant.path).write_text(mutant.source)
             code = broken_code(mutant)
             noticing = self._elsewhere(folder) if code is None else self._noticing(mutant, folder)

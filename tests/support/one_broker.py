@@ -12,10 +12,10 @@ from multiprocessing.connection import Client, Listener
 
 import pytest
 
-from weft.broker import LocalBroker
-from weft.broker.topics import wait_for_groups
+from perkey.broker import LocalBroker
+from perkey.broker.topics import wait_for_groups
 
-PATH = "WEFT_TEST_BROKER"
+PATH = "PERKEY_TEST_BROKER"
 #: No stand-still of a busy machine has it fenced, and its topics refused.
 PATIENCE = {
     "broker.session.timeout.ms": 30_000,

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from weft.spark.fleet.membership import MemberTask
+from perkey.spark.fleet.membership import MemberTask
 
 _MEMBER = """
 import pickle, sys
-from weft.spark.fleet.task import run_member
+from perkey.spark.fleet.task import run_member
 list(run_member(pickle.load(sys.stdin.buffer), ()))
 """
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests/data/seeds-run.txt"
 TESTS = ("tests/simulation/test_seeds.py", "tests/simulation/test_runtime_seeds.py")
 SIMULATORS = ("core", "runtime")
-ALL = "WEFT_SEEDS"
-BASE = "WEFT_SEED_BASE"
+ALL = "PERKEY_SEEDS"
+BASE = "PERKEY_SEED_BASE"
 FILES = """
 import sys, simulators.{}.runner
 print("\\n".join(sorted(filter(None, (getattr(m, "__file__", None) for m in sys.modules.values())))))

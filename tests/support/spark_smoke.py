@@ -1,4 +1,4 @@
-"""One run of each of Weft's ways on Spark, for whatever PySpark is installed beside this Python.
+"""One run of each of Perkey's ways on Spark, for whatever PySpark is installed beside this Python.
 
     PYTHONPATH=src:. python -m tests.support.spark_smoke BOOTSTRAP FOLDER NAME...
 
@@ -18,8 +18,8 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-import weft
-from weft.errors import ConfigError
+import perkey
+from perkey.errors import ConfigError
 
 RECORDS, KEYS, PARTITIONS = 60, 5, 2
 
@@ -60,12 +60,12 @@ class Smoke:
 
     def rows(self, reader: Any, topic: str, **options: str) -> Any:
         """A DataFrame of the source."""
-        from weft.spark import KafkaSource
+        from perkey.spark import KafkaSource
 
         (reader._spark if hasattr(reader, "_spark") else self.spark).dataSource.register(
             KafkaSource
         )
-        reader = reader.format("weft").option("kafka.bootstrap.servers", self.bootstrap)
+        reader = reader.format("perkey").option("kafka.bootstrap.servers", self.bootstrap)
         return reader.options(subscribe=topic, startingOffsets="earliest", **options).load()
 
     def finish(self, writer: Any, name: str) -> None:
@@ -79,10 +79,10 @@ class Smoke:
     def fleet(self) -> None:
         """Two members drain a topic; each record has its output."""
         source, target = self.topic(), self.topic(0)
-        app = weft.App(group=f"g-{source}", kafka={"bootstrap.servers": self.bootstrap})
+        app = perkey.App(group=f"g-{source}", kafka={"bootstrap.servers": self.bootstrap})
 
         @app.consume(source, output=target)
-        async def double(record: weft.Record) -> str:
+        async def double(record: perkey.Record) -> str:
             return str(int(record.value) * 2)
 
         report = app.run(engine="spark", spark=self.spark, members=2, until="drained")
@@ -126,10 +126,10 @@ class Smoke:
                 }
                 if how == "batch":
                     rows = self.rows(self.spark.read, source).select("key", "value")
-                    rows.write.format("weft").mode("append").options(**options).save()
+                    rows.write.format("perkey").mode("append").options(**options).save()
                 else:
                     rows = self.rows(self.spark.readStream, source).select("key", "value")
-                    writer = rows.writeStream.format("weft").options(**options)
+                    writer = rows.writeStream.format("perkey").options(**options)
                     self.finish(writer, f"sink-{transactional}")
                 assert self.values(target) == list(range(RECORDS)), (transactional, how)
 
@@ -139,7 +139,7 @@ class Smoke:
         rows = self._made(self.spark)
         rows.write.parquet(str(self.folder / "files"))
         stream = self.spark.readStream.schema(rows.schema).parquet(str(self.folder / "files"))
-        from weft.spark import process
+        from perkey.spark import process
 
         out = process(stream, halved, value="json", metrics="calls")
         writer = out.writeStream.format("parquet").option("path", str(self.folder / "halved"))
@@ -150,7 +150,7 @@ class Smoke:
         """The source, the sink's rows and the operator through a Connect server."""
         from pyspark.sql import SparkSession
 
-        from weft.spark.requirements import check_connect_packages
+        from perkey.spark.requirements import check_connect_packages
 
         check_connect_packages()
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -159,7 +159,7 @@ class Smoke:
         topic = self.topic()
         if sys.modules["pyspark"].__version__ >= "4":
             assert self.rows(self.spark.read, topic).count() == RECORDS
-        app = weft.App(group=f"g-{topic}", kafka={"bootstrap.servers": self.bootstrap})
+        app = perkey.App(group=f"g-{topic}", kafka={"bootstrap.servers": self.bootstrap})
         app.consume(topic)(nothing)
         report = app.run(engine="spark", spark=self.spark, members=1, until="drained")
         assert report.exit_code == 0, report
@@ -176,11 +176,11 @@ class Smoke:
         )
 
     def _process(self, spark: Any) -> None:
-        from weft.spark import process
+        from perkey.spark import process
 
         rows = process(
             self._made(spark), halved, value="json", carry="failed", schema="half double",
-            retry=weft.Retry(attempts=1),
+            retry=perkey.Retry(attempts=1),
         ).collect()  # fmt: skip
         assert len(rows) == RECORDS
         done = sorted(row.results[0].half for row in rows if row.status == "done")
@@ -204,14 +204,14 @@ class Smoke:
         )
 
 
-async def halved(record: weft.Record) -> dict[str, float]:
+async def halved(record: perkey.Record) -> dict[str, float]:
     """One fails."""
     if record.value == 7:
         raise ValueError("seven")
     return {"half": record.value / 2}
 
 
-async def nothing(record: weft.Record) -> None:
+async def nothing(record: perkey.Record) -> None:
     """Takes a record."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos, say
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 SETTINGS = {
     "group.consumer.heartbeat.interval.ms": 300,
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-stops", action="store_true")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="weft-storm-"))
+    folder = Path(tempfile.mkdtemp(prefix="perkey-storm-"))
     say(f"storm in {folder}")
     with LocalBroker(config=SETTINGS) as broker:
         run = Chaos(

@@ -20,7 +20,7 @@ def test_race(caplog):
 
     def work():
         done.set()
-        logging.getLogger("weft").warning("it is done")
+        logging.getLogger("perkey").warning("it is done")
 
     thread = threading.Thread(target=work, name="worker")
     thread.start()
@@ -37,10 +37,10 @@ def test_a_late_line_is_found(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.support.delays", "-p", "no:cacheprovider", "."],
         check=False, cwd=tmp_path, capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "WEFT_DELAYS": "log:7"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PERKEY_DELAYS": "log:7"},
     )  # fmt: skip
     assert "1 failed" in ran.stdout
-    assert "WEFT_DELAYS=log:7" in ran.stdout
+    assert "PERKEY_DELAYS=log:7" in ran.stdout
     assert "Logger.handle in worker: it is done" in ran.stdout
 
 

@@ -10,7 +10,7 @@ from tests.support.mutate import PACKAGES, drawn, kept, mutants_of
 
 def changes(text: str) -> set[str]:
     """What each mutant of a module has in place of the original."""
-    return {mutant.after for mutant in mutants_of("weft/x.py", text)}
+    return {mutant.after for mutant in mutants_of("perkey/x.py", text)}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_runs_nowhere_is_left_alone(text):
 
 def test_the_rest_of_the_file_stays():
     """A mutant is the whole file with one change, and can be parsed."""
-    (mutant,) = [m for m in mutants_of("weft/x.py", "a = 1\nb = c < d\n") if m.line == 2]
+    (mutant,) = [m for m in mutants_of("perkey/x.py", "a = 1\nb = c < d\n") if m.line == 2]
     assert mutant.source == "a = 1\nb = c <= d"
 
 

@@ -13,7 +13,7 @@ from tests.support.commit_watch import Seen, judge_commits
 from tests.support.handler_log import Entry, Tail, Writer, parse
 from tests.support.verdict import Excuse, Verdict, judge
 
-from weft.codec import encode
+from perkey.codec import encode
 
 A, B = 100, 200  # two processes
 
@@ -179,6 +179,6 @@ def test_the_log_reads_what_was_written_and_nothing_twice(tmp_path: Path) -> Non
 
 def test_a_thread_that_died_in_a_child_is_seen() -> None:
     """Whatever the judge says of the records."""
-    line = "1.0 CRITICAL thread weft-watch died, please report it with this trace"
+    line = "1.0 CRITICAL thread perkey-watch died, please report it with this trace"
     assert dead_threads(f"assigned\n{line}\nTraceback\n") == [line]
-    assert dead_threads("worker process ended handler=weft-x how='it died'\n") == []
+    assert dead_threads("worker process ended handler=perkey-x how='it died'\n") == []

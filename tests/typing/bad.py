@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import weft
+import perkey
 
-app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
-LEDGER = weft.SqlLedger("sqlite:///x.db")
+app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+LEDGER = perkey.SqlLedger("sqlite:///x.db")
 
 
 @app.consume("t")  # wrong: plain values need output=
-def text(record: weft.Record) -> str:
+def text(record: perkey.Record) -> str:
     """Returns what has no destination."""
     return "x"
 
 
 @app.consume("t")  # wrong: plain values need output=
-async def later(record: weft.Record) -> dict[str, Any]:
+async def later(record: perkey.Record) -> dict[str, Any]:
     """The same as a coroutine."""
     return {}
 
 
 @app.consume("t")  # wrong: an async generator
-async def generates(record: weft.Record) -> AsyncIterator[weft.Produce]:
+async def generates(record: perkey.Record) -> AsyncIterator[perkey.Produce]:
     """Cannot be awaited."""
-    yield weft.Produce(b"")
+    yield perkey.Produce(b"")
 
 
 @app.consume("t", output="o")  # wrong: an async generator, output= or not
-async def generates_values(record: weft.Record) -> AsyncIterator[str]:
+async def generates_values(record: perkey.Record) -> AsyncIterator[str]:
     """Cannot be awaited."""
     yield "x"
 
@@ -41,23 +41,23 @@ def takes_a_dict(record: dict[str, Any]) -> None:
 
 
 @app.consume("t")  # wrong: two parameters without a ledger
-def two(record: weft.Record, tx: Any) -> None:
+def two(record: perkey.Record, tx: Any) -> None:
     """Is called with one."""
 
 
 @app.consume("t", ledger=LEDGER)  # wrong: a ledger brings tx
-def one(record: weft.Record) -> None:
+def one(record: perkey.Record) -> None:
     """Is called with two."""
 
 
 @app.consume("t", ledger=LEDGER)  # wrong: no outputs with a ledger
-def produces(record: weft.Record, tx: Any) -> weft.Produce:
+def produces(record: perkey.Record, tx: Any) -> perkey.Produce:
     """They could be lost."""
-    return weft.Produce(b"")
+    return perkey.Produce(b"")
 
 
-@app.consume("t", batch=weft.Batch())  # wrong: a batch handler takes a RecordBatch
-def takes_a_record(record: weft.Record) -> None:
+@app.consume("t", batch=perkey.Batch())  # wrong: a batch handler takes a RecordBatch
+def takes_a_record(record: perkey.Record) -> None:
     """Is called with a batch."""
 
 
@@ -66,11 +66,11 @@ app.consume("t", delivery="exactly-once")  # wrong: no such delivery
 app.consume("t", executor="process")  # wrong: no such executor
 app.consume("t", value="jsn")  # wrong: no such value
 app.consume("t", ledger=LEDGER, output="o")  # wrong: no outputs with a ledger
-weft.Batch(ack="each")  # wrong: no such acknowledgement
-weft.DeadLetter("d", on_missing="make")  # wrong: no such word
+perkey.Batch(ack="each")  # wrong: no such acknowledgement
+perkey.DeadLetter("d", on_missing="make")  # wrong: no such word
 app.run(until="drain")  # wrong: no such end
 
 
-def reads(record: weft.Record[int]) -> str:
+def reads(record: perkey.Record[int]) -> str:
     """`Record[T]` is not a record of anything."""
     return record.value  # wrong: an int

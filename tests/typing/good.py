@@ -7,9 +7,9 @@ from typing import Any, assert_type
 
 import pydantic
 
-import weft
+import perkey
 
-app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
 
 class Position(pydantic.BaseModel):
@@ -19,70 +19,70 @@ class Position(pydantic.BaseModel):
 
 
 @app.consume("t")
-def nothing(record: weft.Record) -> None:
+def nothing(record: perkey.Record) -> None:
     """Plain `Record` is a record of anything."""
     record.value.whatever()
 
 
 @app.consume("t", value=Position, ordering="partition", executor="threads", concurrency=10)
-def typed(record: weft.Record[Position]) -> weft.Produce | None:
+def typed(record: perkey.Record[Position]) -> perkey.Produce | None:
     """`Record[T]` says what the value is."""
     assert_type(record.value, Position)
     assert_type(record.key, bytes | None)
-    return weft.Produce(record.value) if record.value.speed_kmh > 130 else None
+    return perkey.Produce(record.value) if record.value.speed_kmh > 130 else None
 
 
-@app.consume(["a", "b"], retry=weft.Retry(attempts=None), on_exhausted=weft.DeadLetter("d"))
-async def later(record: weft.Record[bytes]) -> list[weft.Produce]:
+@app.consume(["a", "b"], retry=perkey.Retry(attempts=None), on_exhausted=perkey.DeadLetter("d"))
+async def later(record: perkey.Record[bytes]) -> list[perkey.Produce]:
     """An `async def` returns several."""
-    return [weft.Produce(record.value, topic="x"), weft.Produce(None, key=None)]
+    return [perkey.Produce(record.value, topic="x"), perkey.Produce(None, key=None)]
 
 
-def decide(record: weft.Record[Any], error: BaseException) -> weft.Park | weft.Retry:
+def decide(record: perkey.Record[Any], error: BaseException) -> perkey.Park | perkey.Retry:
     """What becomes of an exhausted record."""
-    return weft.Retry() if isinstance(error, OSError) else weft.Park()
+    return perkey.Retry() if isinstance(error, OSError) else perkey.Park()
 
 
 @app.consume("t", on_exhausted=decide)
-def decided(record: weft.Record) -> None:
+def decided(record: perkey.Record) -> None:
     """A function is a policy."""
 
 
 @app.consume("t")
-def generates(record: weft.Record) -> Iterator[weft.Produce]:
+def generates(record: perkey.Record) -> Iterator[perkey.Produce]:
     """Generators yield outputs."""
-    yield weft.Produce(b"")
+    yield perkey.Produce(b"")
 
 
 @app.consume("t", output="out")
-def text(record: weft.Record) -> str:
+def text(record: perkey.Record) -> str:
     """With `output=` plain values have a place."""
     return "x"
 
 
 @app.consume("t", output="out")
-async def several_kinds(record: weft.Record[Position]) -> Position | dict[str, Any] | None:
+async def several_kinds(record: perkey.Record[Position]) -> Position | dict[str, Any] | None:
     """So have models and what JSON can hold."""
     return record.value
 
 
-@app.consume("t", ledger=weft.SqlLedger("sqlite:///x.db"))
-def with_tx(record: weft.Record, tx: Any) -> None:
+@app.consume("t", ledger=perkey.SqlLedger("sqlite:///x.db"))
+def with_tx(record: perkey.Record, tx: Any) -> None:
     """A ledger brings a transaction."""
 
 
-@app.consume("t", batch=weft.Batch(ack="explicit", by="key"))
-async def batch(records: weft.RecordBatch[Position]) -> None:
+@app.consume("t", batch=perkey.Batch(ack="explicit", by="key"))
+async def batch(records: perkey.RecordBatch[Position]) -> None:
     """A batch is a sequence of records."""
     for record in records:
-        assert_type(record, weft.Record[Position])
+        assert_type(record, perkey.Record[Position])
         records.ack(record)
 
 
-@app.consume("t", batch=weft.Batch(), ledger=weft.SqlLedger("sqlite:///x.db"))
-def batch_with_tx(records: weft.RecordBatch, tx: Any) -> None:
+@app.consume("t", batch=perkey.Batch(), ledger=perkey.SqlLedger("sqlite:///x.db"))
+def batch_with_tx(records: perkey.RecordBatch, tx: Any) -> None:
     """Both at once."""
 
 
-assert_type(typed(weft.Record("t", 0, 0, 0, None, Position(speed_kmh=1))), weft.Produce | None)
-assert_type(app.run(until="drained"), weft.RunReport)
+assert_type(typed(perkey.Record("t", 0, 0, 0, None, Position(speed_kmh=1))), perkey.Produce | None)
+assert_type(app.run(until="drained"), perkey.RunReport)

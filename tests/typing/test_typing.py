@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 GOOD, BAD = HERE / "good.py", HERE / "bad.py"
 ROOT = HERE.parents[1]
-#: From the root, for what `make types` has read of Weft: it is in its cache.
+#: From the root, for what `make types` has read of Perkey: it is in its cache.
 MYPY = [sys.executable, "-m", "mypy"]
 PYRIGHT = [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable]
 

@@ -1,4 +1,4 @@
-"""`weft.App`: its options, its decorator, and what it refuses before it runs."""
+"""`perkey.App`: its options, its decorator, and what it refuses before it runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-import weft
+import perkey
 
 KAFKA = {"bootstrap.servers": "localhost:1"}
 
 
 def handled(**options):
     """An app with one handler."""
-    app = weft.App(**{"group": "g", "kafka": KAFKA, **options})
+    app = perkey.App(**{"group": "g", "kafka": KAFKA, **options})
     app.consume("t")(print)
     return app
 
@@ -27,7 +27,7 @@ def test_the_decorator_returns_the_function_unchanged():
     def check(record):
         return 7
 
-    app = weft.App(group="g", kafka=KAFKA)
+    app = perkey.App(group="g", kafka=KAFKA)
     decorated = app.consume("t", concurrency=3)(check)
     assert decorated is check
     assert decorated("anything") == 7
@@ -73,7 +73,7 @@ WRONG = {
 def test_a_wrong_option_of_the_app_is_named_with_its_cure(name):
     """Where the app is made, in one line."""
     options, *words = WRONG[name]
-    with pytest.raises(weft.ConfigError) as caught:
+    with pytest.raises(perkey.ConfigError) as caught:
         handled(**options)
     message = str(caught.value)
     assert "\n" not in message
@@ -110,29 +110,29 @@ def test_the_limits_themselves_are_allowed(options):
 )
 def test_ways_to_run_that_there_are_not(how, said):
     """Refused before any client is made."""
-    with pytest.raises(weft.ConfigError, match=said):
+    with pytest.raises(perkey.ConfigError, match=said):
         handled().run(**how)
 
 
 PROPERTIES = {
     "unknown": ({"fetch.max.byte": 1}, "fetch.max.byte is unknown", "did you mean fetch.max.bytes?"),
     "no brokers": ({}, "bootstrap.servers is missing", "localhost:9092"),
-    "group.id": ({"group.id": "x"}, "group.id is set by Weft", "App(group=...)"),
-    "auto commit": ({"enable.auto.commit": True}, "enable.auto.commit is set by Weft", "weft.Commit"),
-    "store": ({"enable.auto.offset.store": True}, "is set by Weft", "weft.Commit"),
-    "eof": ({"enable.partition.eof": True}, "is set by Weft", "drained"),
-    "idempotence": ({"enable.idempotence": False}, "is set by Weft", "delivery"),
-    "transactional": ({"transactional.id": "x"}, "is set by Weft", "exactly_once"),
+    "group.id": ({"group.id": "x"}, "group.id is set by Perkey", "App(group=...)"),
+    "auto commit": ({"enable.auto.commit": True}, "enable.auto.commit is set by Perkey", "perkey.Commit"),
+    "store": ({"enable.auto.offset.store": True}, "is set by Perkey", "perkey.Commit"),
+    "eof": ({"enable.partition.eof": True}, "is set by Perkey", "drained"),
+    "idempotence": ({"enable.idempotence": False}, "is set by Perkey", "delivery"),
+    "transactional": ({"transactional.id": "x"}, "is set by Perkey", "exactly_once"),
     "a producer's": ({"acks": "some"}, "acks", "takes"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_properties_of_kafka_that_cannot_be(name):
-    """Unknown ones, and those that Weft must own, name what to use instead."""
+    """Unknown ones, and those that Perkey must own, name what to use instead."""
     properties, *words = PROPERTIES[name]
     kafka = properties if name == "no brokers" else {**KAFKA, **properties}
-    with pytest.raises(weft.ConfigError) as caught:
+    with pytest.raises(perkey.ConfigError) as caught:
         handled(kafka=kafka).run()
     message = str(caught.value)
     assert "\n" not in message
@@ -153,22 +153,22 @@ def test_properties_of_kafka_that_cannot_be(name):
 def test_an_unknown_option_is_named_with_its_cure(option, cure):
     """A slip of the pen, and what confluent-kafka or kafka-python take by name."""
     with pytest.raises(TypeError) as error:
-        weft.App("g", {"bootstrap.servers": "x"}, **{option: "y"})
+        perkey.App("g", {"bootstrap.servers": "x"}, **{option: "y"})
     assert str(error.value) == f"App() got an unexpected keyword argument {option!r}{cure}"
 
 
 def test_an_app_without_a_handler_does_not_run():
     """The message shows the decorator."""
     with pytest.raises(
-        weft.ConfigError, match=r"no handler: decorate a function with @app\.consume"
+        perkey.ConfigError, match=r"no handler: decorate a function with @app\.consume"
     ):
-        weft.App(group="g", kafka=KAFKA).run()
+        perkey.App(group="g", kafka=KAFKA).run()
 
 
 def test_two_handlers_of_one_topic_are_refused():
     """Both are named; a handler may name a topic twice."""
     app = handled()
-    with pytest.raises(weft.ConfigError, match="'t' has two handlers, print and len"):
+    with pytest.raises(perkey.ConfigError, match="'t' has two handlers, print and len"):
         app.consume(["u", "t"])(len)
     app.consume(["v", "v"])(len)
     assert [handler.name for handler in app.handlers] == ["print", "len"]
@@ -194,12 +194,12 @@ def test_the_dictionaries_are_copied():
 def test_what_needs_a_run_reports_it():
     """A snapshot before the start; a stop is nothing, an unknown mode an error."""
     app = handled()
-    with pytest.raises(weft.NotStarted, match=r"call app\.run\(\), app\.start\(\)"):
+    with pytest.raises(perkey.NotStarted, match=r"call app\.run\(\), app\.start\(\)"):
         app.snapshot()
     app.stop()
     app.pause("t")
     app.resume()
-    with pytest.raises(weft.ConfigError, match=r"stop\('later'\)"):
+    with pytest.raises(perkey.ConfigError, match=r"stop\('later'\)"):
         app.stop("later")
 
 
@@ -207,7 +207,7 @@ def test_results_have_one_reader():
     """Until that one has gone."""
     app = handled()
     stream = app.results()
-    with pytest.raises(weft.ConfigError, match="one reader"):
+    with pytest.raises(perkey.ConfigError, match="one reader"):
         app.results()
     stream.close()
     app.results()
@@ -220,18 +220,18 @@ def test_state_is_none_before_the_start():
 
 LOADED = """
 import sys
-import weft
-app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
-app.consume("t", value="json", retry=weft.Retry(attempts=2))(lambda record: None)
+import perkey
+app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
+app.consume("t", value="json", retry=perkey.Retry(attempts=2))(lambda record: None)
 declared = set(sys.modules)
-import weft.runtime.run.run
+import perkey.runtime.run.run
 running = set(sys.modules)
-from weft.cli.main import run
+from perkey.cli.main import run
 run(["--version"])
 version = set(sys.modules)
 print([
-    sorted(declared & {"typer", "rich", "pydantic", "confluent_kafka", "asyncio", "weft.core",
-                       "weft.kafka.schema"}),
+    sorted(declared & {"typer", "rich", "pydantic", "confluent_kafka", "asyncio", "perkey.core",
+                       "perkey.kafka.schema"}),
     sorted(running & {"typer", "rich", "pydantic", "pyspark", "starlette", "fastavro", "httpx2"}),
     sorted(version & {"typer", "rich"}),
 ])
@@ -256,18 +256,18 @@ class Absent(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in EXTRAS:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-import weft
-from weft.testing import MemoryKafka
+import perkey
+from perkey.testing import MemoryKafka
 kafka = MemoryKafka(auto_create=True)
 kafka.produce("t", "text")
-app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 app.consume("t")(lambda record: None)
 print(app.run(until="drained").done)
 """
 
 
 def test_an_app_runs_without_any_extra():
-    """As `pip install weft` leaves it: SQLAlchemy was imported by every run, not by ledgers."""
+    """As `pip install perkey` leaves it: SQLAlchemy was imported by every run, not by ledgers."""
     command = [sys.executable, "-c", ALONE]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.strip() == "1", done.stderr
@@ -277,7 +277,7 @@ def test_a_handler_that_comes_too_late_is_refused():
     """Decorated while the app runs it would never be called."""
     app = handled()
     app._run = type("Run", (), {"over": False})()
-    with pytest.raises(weft.ConfigError, match="say: the app is running and would never call it"):
+    with pytest.raises(perkey.ConfigError, match="say: the app is running and would never call it"):
         app.consume("u")(say)
     app._run.over = True
     app.consume("u")(say)

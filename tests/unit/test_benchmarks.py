@@ -63,14 +63,14 @@ def test_a_lane_of_the_baseline_sleeps_its_own_records() -> None:
 
 
 def test_the_headline_has_eleven_orders() -> None:
-    """Nine key counts, unordered and partition, each against bare, Weft and Java."""
+    """Nine key counts, unordered and partition, each against bare, Perkey and Java."""
     headline = [work for work in all_workloads(1.0) if work.group == "headline"]
     assert len(headline) == 11
     assert list(headline[0].sides()) == [
         "bare-async",
-        "weft-async",
+        "perkey-async",
         "bare-threads",
-        "weft-threads",
+        "perkey-threads",
         "java",
     ]
 
@@ -78,7 +78,7 @@ def test_the_headline_has_eleven_orders() -> None:
 def test_a_headline_run_is_judged_by_bare_and_by_java() -> None:
     """Async 1.2 times bare misses; the better of the two must beat Java."""
     work = all_workloads(1.0)[0]
-    seconds = {"bare-async": 1.0, "weft-async": 1.2, "bare-threads": 1.0, "weft-threads": 1.1}
+    seconds = {"bare-async": 1.0, "perkey-async": 1.2, "bare-threads": 1.0, "perkey-threads": 1.1}
     passed = [check.passed for check in work.checks({**seconds, "java": 1.15})]
     assert passed == [False, True, True]
 
@@ -92,7 +92,7 @@ def test_a_bar_is_reached_at_its_value(value: float, *, passed: bool) -> None:
 def test_a_side_that_did_not_run_is_not_judged() -> None:
     """No Java on the machine: no comparison with Java, and no error."""
     for work in all_workloads(1.0):
-        assert all("Java" not in check.name for check in work.checks({"weft-async": 1.0}))
+        assert all("Java" not in check.name for check in work.checks({"perkey-async": 1.0}))
 
 
 def test_memory_that_grows_is_seen() -> None:
@@ -154,7 +154,7 @@ def test_a_missed_limit_is_the_exit_code_and_every_line_is_kept(
 
 
 def floor_runs(noop_us: list[float], sleep_us: float, switches: float) -> floor.Runs:
-    """The bare client at 1 and then 2 µs a record, Weft on threads beside it, and sleeping calls."""
+    """The bare client at 1 and then 2 µs a record, Perkey on threads beside it, and sleeping calls."""
 
     def row(us: float, switched: float = 0.0) -> dict[str, float]:
         return {"records": 1_000, "calls_cpu_s": us / 1e3, "switches": switched * 1e3}
@@ -162,7 +162,7 @@ def floor_runs(noop_us: list[float], sleep_us: float, switches: float) -> floor.
     return {
         floor.BARE: [row(1.0), row(2.0)],
         floor.SWITCHES_OF: [row(10.0, 1.3)] * 2,
-        "weft threads": [row(us) for us in noop_us],
+        "perkey threads": [row(us) for us in noop_us],
         "0-5 ms on threads": [row(sleep_us, switches)] * 2,
     }
 

@@ -1,19 +1,19 @@
-"""`weft.Budget`, `@app.consume(budget=...)` and `record.charge`: what is taken and what is refused."""
+"""`perkey.Budget`, `@app.consume(budget=...)` and `record.charge`: what is taken and what is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-import weft
-from weft.policies import BUDGET_IN_FLIGHT_MAX, BUDGET_NAME_CHARS_MAX, BUDGET_PER_S_MAX
-from weft.types import CHARGE, Charge, Record
+import perkey
+from perkey.policies import BUDGET_IN_FLIGHT_MAX, BUDGET_NAME_CHARS_MAX, BUDGET_PER_S_MAX
+from perkey.types import CHARGE, Charge, Record
 
 RECORD = Record("t", 0, 7, 0, b"k", b"v")
 
 
-def app() -> weft.App:
+def app() -> perkey.App:
     """An app without handlers."""
-    return weft.App("g", {"bootstrap.servers": "memory://"})
+    return perkey.App("g", {"bootstrap.servers": "memory://"})
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def app() -> weft.App:
 )
 def test_what_is_taken(options):
     """Up to the limits."""
-    assert weft.Budget("openai", **options).name == "openai"
+    assert perkey.Budget("openai", **options).name == "openai"
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_what_is_taken(options):
 )
 def test_what_is_refused(options, told):
     """One line that names the cure."""
-    with pytest.raises(weft.ConfigError) as error:
-        weft.Budget("openai", **options)
+    with pytest.raises(perkey.ConfigError) as error:
+        perkey.Budget("openai", **options)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -62,29 +62,29 @@ def test_what_is_refused(options, told):
 @pytest.mark.parametrize("count", [1, BUDGET_NAME_CHARS_MAX - 1, BUDGET_NAME_CHARS_MAX])
 def test_names_that_are_taken(count):
     """One to so many characters."""
-    assert weft.Budget("n" * count, per_s=1).name == "n" * count
+    assert perkey.Budget("n" * count, per_s=1).name == "n" * count
 
 
 @pytest.mark.parametrize("name", ["", " ", "n" * (BUDGET_NAME_CHARS_MAX + 1), 7, None])
 def test_names_that_are_refused(name):
     """Longer, empty, or no text."""
-    with pytest.raises(weft.ConfigError, match="give its name, 1 to 100 characters"):
-        weft.Budget(name, per_s=1)
+    with pytest.raises(perkey.ConfigError, match="give its name, 1 to 100 characters"):
+        perkey.Budget(name, per_s=1)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"budget": "openai"}, "budget='openai': give weft.Budget"),
-        ({"budget": weft.Budget("b", per_s=1), "delivery": "at_most_once"}, "rate_limit_per_s"),
-        ({"budget": weft.Budget("b", per_s=1), "batch": weft.Batch()}, "rate_limit_per_s"),
-        ({"budget": weft.Budget("b", per_s=1, by=lambda: "a")}, "Budget(by=...)"),
-        ({"budget": weft.Budget("b", per_s=1, cost=lambda a, b: 1)}, "Budget(cost=...)"),
+        ({"budget": "openai"}, "budget='openai': give perkey.Budget"),
+        ({"budget": perkey.Budget("b", per_s=1), "delivery": "at_most_once"}, "rate_limit_per_s"),
+        ({"budget": perkey.Budget("b", per_s=1), "batch": perkey.Batch()}, "rate_limit_per_s"),
+        ({"budget": perkey.Budget("b", per_s=1, by=lambda: "a")}, "Budget(by=...)"),
+        ({"budget": perkey.Budget("b", per_s=1, cost=lambda a, b: 1)}, "Budget(cost=...)"),
     ],
 )
 def test_what_a_handler_refuses(options, told):
     """When it is decorated."""
-    with pytest.raises(weft.ConfigError) as error:
+    with pytest.raises(perkey.ConfigError) as error:
         app().consume("t", **options)(lambda record: None)
     assert told in str(error.value)
 
@@ -95,16 +95,16 @@ def test_functions_of_a_budget_are_no_coroutines():
     async def by(record):
         return "a"
 
-    with pytest.raises(weft.ConfigError, match="make it a plain `def`"):
-        app().consume("t", budget=weft.Budget("b", per_s=1, by=by))(lambda record: None)
+    with pytest.raises(perkey.ConfigError, match="make it a plain `def`"):
+        app().consume("t", budget=perkey.Budget("b", per_s=1, by=by))(lambda record: None)
 
 
 def test_one_name_with_two_numbers_is_refused():
     """Neither is preferred."""
     one = app()
-    one.consume("t", budget=weft.Budget("b", per_s=1))(lambda record: None)
-    with pytest.raises(weft.ConfigError) as error:
-        one.consume("u", budget=weft.Budget("b", per_s=2, in_flight=3))(lambda record: None)
+    one.consume("t", budget=perkey.Budget("b", per_s=1))(lambda record: None)
+    with pytest.raises(perkey.ConfigError) as error:
+        one.consume("u", budget=perkey.Budget("b", per_s=2, in_flight=3))(lambda record: None)
     assert "budget 'b' has per_s=2, in_flight=3, and per_s=1, in_flight=None on" in str(error.value)
     assert len(one.handlers) == 1
 
@@ -112,8 +112,8 @@ def test_one_name_with_two_numbers_is_refused():
 def test_one_name_with_other_functions_is_one_budget():
     """The records of two topics are for tenants in two ways."""
     one = app()
-    one.consume("t", budget=weft.Budget("b", per_s=1, by=lambda r: r.key))(lambda record: None)
-    one.consume("u", budget=weft.Budget("b", per_s=1, by=lambda r: "a"))(lambda record: None)
+    one.consume("t", budget=perkey.Budget("b", per_s=1, by=lambda r: r.key))(lambda record: None)
+    one.consume("u", budget=perkey.Budget("b", per_s=1, by=lambda r: "a"))(lambda record: None)
     assert len(one.handlers) == 2
 
 
@@ -138,7 +138,7 @@ def test_a_cost_that_is_none_is_refused(cost):
     """One clear error; the handler's attempt fails with it."""
     token = CHARGE.set(Charge(lambda *report: None))
     try:
-        with pytest.raises(weft.ConfigError, match="a number from 0 to 1000000000"):
+        with pytest.raises(perkey.ConfigError, match="a number from 0 to 1000000000"):
             RECORD.charge(cost)
     finally:
         CHARGE.reset(token)
@@ -146,5 +146,5 @@ def test_a_cost_that_is_none_is_refused(cost):
 
 def test_without_a_budget_nothing_is_charged():
     """The error says where it can be called."""
-    with pytest.raises(weft.ConfigError, match=r"no budget is charged here: give @app.consume"):
+    with pytest.raises(perkey.ConfigError, match=r"no budget is charged here: give @app.consume"):
         RECORD.charge(1)

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DYING = """
 import pytest
-from weft import guard
+from perkey import guard
 
 def dies(error):
     def die():
         raise error
-    thread = guard.thread("weft-x", die)
+    thread = guard.thread("perkey-x", die)
     thread.start()
     thread.join()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import weft
+import perkey
 
 HAS_SQL = importlib.util.find_spec("sqlalchemy") is not None
 HAS_SPARK = importlib.util.find_spec("pyspark") is not None
@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "at_least_once": {},
     "at_most_once": {"delivery": "at_most_once"},
     "exactly_once": {"delivery": "exactly_once"},
-    "ledger": {"ledger": weft.SqlLedger(URL)},
+    "ledger": {"ledger": perkey.SqlLedger(URL)},
 }
 #: row -> options, and the modes that take them
 TABLE: dict[str, tuple[dict[str, Any], set[str]]] = {
@@ -31,20 +31,20 @@ TABLE: dict[str, tuple[dict[str, Any], set[str]]] = {
     "async": ({"executor": "async"}, set(MODES)),
     "threads": ({"executor": "threads"}, set(MODES)),
     "processes": ({"executor": "processes", "concurrency": 2}, set(MODES)),
-    "batch all": ({"batch": weft.Batch(ack="all")}, set(MODES)),
-    "batch explicit": ({"batch": weft.Batch(ack="explicit")}, {"at_least_once"}),
+    "batch all": ({"batch": perkey.Batch(ack="all")}, set(MODES)),
+    "batch explicit": ({"batch": perkey.Batch(ack="explicit")}, {"at_least_once"}),
     "prefetch": ({"prefetch": list}, set(MODES)),
     "output": ({"output": "out"}, {"at_least_once", "at_most_once", "exactly_once"}),
-    "Commit(each=True)": ({"commit": weft.Commit(each=True)}, {"at_least_once", "ledger"}),
-    "Commit(max_records)": ({"commit": weft.Commit(max_records=10)}, set(MODES)),
-    "DeadLetter": ({"on_exhausted": weft.DeadLetter("dlq")}, set(MODES)),
-    "Skip": ({"on_exhausted": weft.Skip()}, set(MODES)),
-    "Stop": ({"on_exhausted": weft.Stop()}, set(MODES)),
-    "Park": ({"on_exhausted": weft.Park()}, {"at_least_once", "exactly_once", "ledger"}),
-    "Retry(1)": ({"retry": weft.Retry(attempts=1)}, set(MODES)),
-    "Retry(2)": ({"retry": weft.Retry(attempts=2)}, {"at_least_once", "exactly_once", "ledger"}),
+    "Commit(each=True)": ({"commit": perkey.Commit(each=True)}, {"at_least_once", "ledger"}),
+    "Commit(max_records)": ({"commit": perkey.Commit(max_records=10)}, set(MODES)),
+    "DeadLetter": ({"on_exhausted": perkey.DeadLetter("dlq")}, set(MODES)),
+    "Skip": ({"on_exhausted": perkey.Skip()}, set(MODES)),
+    "Stop": ({"on_exhausted": perkey.Stop()}, set(MODES)),
+    "Park": ({"on_exhausted": perkey.Park()}, {"at_least_once", "exactly_once", "ledger"}),
+    "Retry(1)": ({"retry": perkey.Retry(attempts=1)}, set(MODES)),
+    "Retry(2)": ({"retry": perkey.Retry(attempts=2)}, {"at_least_once", "exactly_once", "ledger"}),
     "Retry(None)": (
-        {"retry": weft.Retry(attempts=None)},
+        {"retry": perkey.Retry(attempts=None)},
         {"at_least_once", "exactly_once", "ledger"},
     ),
     "timeout_s": ({"timeout_s": 1.0}, set(MODES)),
@@ -100,12 +100,12 @@ def kinds(options: dict[str, Any]) -> list[bool]:
 
 
 def decorate(options: dict[str, Any], *, use_async: bool) -> None:
-    weft.App("g", {"bootstrap.servers": "localhost:1"}).consume("t", **options)(
+    perkey.App("g", {"bootstrap.servers": "localhost:1"}).consume("t", **options)(
         handler_for(options, use_async=use_async)
     )
 
 
-@pytest.mark.skipif(not HAS_SQL, reason="the ledger column needs weft[sql]")
+@pytest.mark.skipif(not HAS_SQL, reason="the ledger column needs perkey[sql]")
 @pytest.mark.parametrize(("row", "mode"), CELLS, ids=[f"{r} × {m}" for r, m in CELLS])
 def test_a_cell_of_the_table(row: str, mode: str) -> None:
     """What the table allows decorates; what it does not is refused in one line."""
@@ -115,7 +115,7 @@ def test_a_cell_of_the_table(row: str, mode: str) -> None:
         if mode in allowed:
             decorate(merged, use_async=use_async)
             continue
-        with pytest.raises(weft.ConfigError) as refused:
+        with pytest.raises(perkey.ConfigError) as refused:
             decorate(merged, use_async=use_async)
         text = str(refused.value)
         assert text.startswith("@app.consume on ")
@@ -123,59 +123,59 @@ def test_a_cell_of_the_table(row: str, mode: str) -> None:
         assert mode in text or mode.removesuffix("_once") in text
 
 
-@pytest.mark.skipif(not HAS_SQL, reason="needs weft[sql]")
+@pytest.mark.skipif(not HAS_SQL, reason="needs perkey[sql]")
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
 def test_a_ledger_goes_with_at_least_once_alone(delivery: str) -> None:
     """A ledger beside another promise is refused."""
-    with pytest.raises(weft.ConfigError, match="ledger requires"):
-        decorate({"delivery": delivery, "ledger": weft.SqlLedger(URL)}, use_async=False)
+    with pytest.raises(perkey.ConfigError, match="ledger requires"):
+        decorate({"delivery": delivery, "ledger": perkey.SqlLedger(URL)}, use_async=False)
 
 
 def test_an_unknown_delivery_names_the_known_ones() -> None:
     """The line lists what there is."""
-    with pytest.raises(weft.ConfigError, match=r"at_least_once.*at_most_once.*exactly_once"):
+    with pytest.raises(perkey.ConfigError, match=r"at_least_once.*at_most_once.*exactly_once"):
         decorate({"delivery": "effectively_once"}, use_async=False)
 
 
 def test_at_most_once_has_its_own_defaults() -> None:
     """One attempt, and then the record is skipped."""
-    app = weft.App("g", {"bootstrap.servers": "localhost:1"})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1"})
     app.consume("t", delivery="at_most_once")(plain)
     (handler,) = app.handlers
     assert handler.retry.attempts == 1
-    assert isinstance(handler.on_exhausted, weft.Skip)
+    assert isinstance(handler.on_exhausted, perkey.Skip)
 
 
 @pytest.mark.parametrize("value", ["read_uncommitted", "READ_UNCOMMITTED"])
 def test_exactly_once_does_not_read_what_was_not_committed(value: str) -> None:
     """`isolation.level=read_uncommitted` is refused, naming the reason; read_committed is fine."""
-    app = weft.App("g", {"bootstrap.servers": "localhost:1", "isolation.level": value})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1", "isolation.level": value})
     app.consume("t", delivery="exactly_once")(plain)
-    with pytest.raises(weft.ConfigError, match=r"isolation\.level"):
+    with pytest.raises(perkey.ConfigError, match=r"isolation\.level"):
         app.start()
 
 
 @pytest.mark.parametrize("name", ["transactional.id", "enable.idempotence"])
-def test_the_producers_identity_is_wefts(name: str) -> None:
+def test_the_producers_identity_is_perkeys(name: str) -> None:
     """The properties that carry the promise cannot be set beside it."""
     value: Any = "mine" if name == "transactional.id" else False
-    with pytest.raises(weft.ConfigError, match=name.replace(".", r"\.")):
-        app = weft.App("g", {"bootstrap.servers": "localhost:1"}, producer={name: value})
+    with pytest.raises(perkey.ConfigError, match=name.replace(".", r"\.")):
+        app = perkey.App("g", {"bootstrap.servers": "localhost:1"}, producer={name: value})
         app.consume("t", delivery="exactly_once")(plain)
         app.start()
 
 
-@pytest.mark.skipif(not HAS_SPARK, reason="needs weft[spark]")
+@pytest.mark.skipif(not HAS_SPARK, reason="needs perkey[spark]")
 @pytest.mark.parametrize("url", ["sqlite:///file.db", "sqlite+aiosqlite:///file.db"])
 def test_a_fleet_takes_no_sqlite_ledger(url: str) -> None:
     """One machine's file cannot serve members on others: refused before Spark starts."""
-    from weft.spark.fleet import upfront
+    from perkey.spark.fleet import upfront
 
-    app = weft.App("g", {"bootstrap.servers": "localhost:1"})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1"})
     use_async = "aiosqlite" in url
     handler = waiting_tx if use_async else plain_tx
-    app.consume("t", ledger=weft.SqlLedger(url))(handler)
-    with pytest.raises(weft.ConfigError, match="SQLite"):
+    app.consume("t", ledger=perkey.SqlLedger(url))(handler)
+    with pytest.raises(perkey.ConfigError, match="SQLite"):
         upfront._check_ledgers(app)
 
 

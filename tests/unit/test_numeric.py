@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.numeric import is_between, is_number, is_positive, is_seconds, is_whole
+from perkey.numeric import is_between, is_number, is_positive, is_seconds, is_whole
 
 MOST = sys.float_info.max
 

@@ -9,13 +9,13 @@ import pickle
 
 import pytest
 
-import weft
-from weft.errors import RemoteError
+import perkey
+from perkey.errors import RemoteError
 
 
 def app():
     """An app that never runs."""
-    return weft.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
+    return perkey.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
 
 
 def plain(record): ...
@@ -57,26 +57,26 @@ WRONG = {
     "timeout too large": ({"timeout_s": 10**400}, "timeout_s=1000", "above 0, or None"),
     "rate 0": ({"rate_limit_per_s": 0}, "rate_limit_per_s=0", "above 0, or None"),
     "rate inf": ({"rate_limit_per_s": math.inf}, "rate_limit_per_s=inf", "above 0, or None"),
-    "retry": ({"retry": 3}, "retry=3", "weft.Retry(...)"),
-    "commit": ({"commit": 1.0}, "commit=1.0", "weft.Commit(...)"),
+    "retry": ({"retry": 3}, "retry=3", "perkey.Retry(...)"),
+    "commit": ({"commit": 1.0}, "commit=1.0", "perkey.Commit(...)"),
     "transform": (
-        {"on_exhausted": weft.DeadLetter("d", transform=lambda: None)}, "DeadLetter(transform=...)",
+        {"on_exhausted": perkey.DeadLetter("d", transform=lambda: None)}, "DeadLetter(transform=...)",
         "def redact(record)",
     ),
     "async transform": (
-        {"on_exhausted": weft.DeadLetter("d", transform=waits)}, "DeadLetter(transform=...)",
+        {"on_exhausted": perkey.DeadLetter("d", transform=waits)}, "DeadLetter(transform=...)",
         "plain `def`",
     ),
-    "policy": ({"on_exhausted": "park"}, "on_exhausted='park'", "weft.Park()"),
-    "policy class": ({"on_exhausted": weft.Park}, "on_exhausted=", "weft.Park()"),
+    "policy": ({"on_exhausted": "park"}, "on_exhausted='park'", "perkey.Park()"),
+    "policy class": ({"on_exhausted": perkey.Park}, "on_exhausted=", "perkey.Park()"),
     "value": ({"value": "xml"}, "value='xml'", '"bytes", "str", "json"'),
     "value takes two": ({"value": lambda a, b: a}, "value= is called with 1 argument:", "(data)"),
     "prefetch takes none": ({"prefetch": lambda: None}, "prefetch= is called with", "load(records)"),
     "delay waits": (
-        {"retry": weft.Retry(delay_s=waits)}, "Retry(delay_s=...) is an async", "a plain `def`",
+        {"retry": perkey.Retry(delay_s=waits)}, "Retry(delay_s=...) is an async", "a plain `def`",
     ),
     "delay takes none": (
-        {"retry": weft.Retry(delay_s=lambda: 1)}, "Retry(delay_s=...)", "delay_s(attempt, error)",
+        {"retry": perkey.Retry(delay_s=lambda: 1)}, "Retry(delay_s=...)", "delay_s(attempt, error)",
     ),
     "value 7": ({"value": 7}, "value=7", "a callable that takes bytes"),
     "output": ({"output": 7}, "output=7", "name of a topic"),
@@ -85,10 +85,10 @@ WRONG = {
     "output of dots": ({"output": ".."}, "output='..'", "cannot be a topic"),
     "output is the source": ({"output": "t"}, "output='t'", "endless loop"),
     "letters to the source": (
-        {"on_exhausted": weft.DeadLetter("t")}, "dead-letter topic 't' is the topic it reads", ".dlq",
+        {"on_exhausted": perkey.DeadLetter("t")}, "dead-letter topic 't' is the topic it reads", ".dlq",
     ),
     "letters to the source by name": (
-        {"on_exhausted": weft.DeadLetter("{topic}")}, "'t' is the topic it reads", "{topic}.dlq",
+        {"on_exhausted": perkey.DeadLetter("{topic}")}, "'t' is the topic it reads", "{topic}.dlq",
     ),
     "async of def": ({"executor": "async"}, 'executor="async"', "`async def`"),
 }  # fmt: skip
@@ -98,7 +98,7 @@ WRONG = {
 def test_a_wrong_option_is_named_with_its_cure(name):
     """At decoration, in one line."""
     options, *words = WRONG[name]
-    with pytest.raises(weft.ConfigError) as caught:
+    with pytest.raises(perkey.ConfigError) as caught:
         app().consume("t", **options)(plain)
     message = str(caught.value)
     assert message.startswith("@app.consume on plain: ")
@@ -119,13 +119,13 @@ def test_a_wrong_option_is_named_with_its_cure(name):
 )
 def test_something_that_cannot_handle_a_record_is_refused(function, said):
     """With what to write instead."""
-    with pytest.raises(weft.ConfigError, match=said):
+    with pytest.raises(perkey.ConfigError, match=said):
         app().consume("t")(function)
 
 
 def test_async_handlers_may_not_run_on_threads():
     """The message names the executor that fits."""
-    with pytest.raises(weft.ConfigError, match=r'plain `def` handler.*executor="auto"'):
+    with pytest.raises(perkey.ConfigError, match=r'plain `def` handler.*executor="auto"'):
         app().consume("t", executor="threads")(waits)
 
 
@@ -146,7 +146,7 @@ def test_async_handlers_may_not_run_on_threads():
 )
 def test_topics_that_cannot_be_are_refused(topics, said):
     """Names, lists of names and patterns are all there is."""
-    with pytest.raises(weft.ConfigError, match=said):
+    with pytest.raises(perkey.ConfigError, match=said):
         app().consume(topics)(plain)
 
 
@@ -168,73 +168,73 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
     one = app()
     one.consume("t", concurrency=most)(function)
     assert one.handlers[0].kind == kind
-    with pytest.raises(weft.ConfigError, match=f"from 1 to {most} for {kind}"):
+    with pytest.raises(perkey.ConfigError, match=f"from 1 to {most} for {kind}"):
         app().consume("t", concurrency=most + 1)(function)
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: weft.Retry(attempts=0), "attempts=0.*1 or more, or None for no limit"),
-        (lambda: weft.Retry(attempts=True), "attempts=True"),
-        (lambda: weft.Retry(delay_s=-1), "delay_s=-1.*seconds >= 0"),
-        (lambda: weft.Retry(delay_s="1"), "delay_s='1'"),
-        (lambda: weft.Retry(delay_max_s=math.inf), "delay_max_s=inf"),
-        (lambda: weft.Retry(delay_max_s=10**400), "delay_max_s=1000"),
-        (lambda: weft.Retry(multiplier=0.5), "multiplier=0.5.*1 to 1000"),
-        (lambda: weft.Retry(jitter=1.1), "jitter=1.1.*0 to 1"),
-        (lambda: weft.Retry(remember=1), "remember=1.*True or False"),
-        (lambda: weft.Park(release_after_s=-1), "release_after_s=-1.*0 to 31536000 seconds"),
-        (lambda: weft.Park(release_after_s=31_536_001), "31536001.*0 to 31536000"),
-        (lambda: weft.Park(at_map=0.6), "at_map=0.6.*needs a topic.*export="),
-        (lambda: weft.Park(after_s=60), "after_s=60.*needs a topic.*export="),
+        (lambda: perkey.Retry(attempts=0), "attempts=0.*1 or more, or None for no limit"),
+        (lambda: perkey.Retry(attempts=True), "attempts=True"),
+        (lambda: perkey.Retry(delay_s=-1), "delay_s=-1.*seconds >= 0"),
+        (lambda: perkey.Retry(delay_s="1"), "delay_s='1'"),
+        (lambda: perkey.Retry(delay_max_s=math.inf), "delay_max_s=inf"),
+        (lambda: perkey.Retry(delay_max_s=10**400), "delay_max_s=1000"),
+        (lambda: perkey.Retry(multiplier=0.5), "multiplier=0.5.*1 to 1000"),
+        (lambda: perkey.Retry(jitter=1.1), "jitter=1.1.*0 to 1"),
+        (lambda: perkey.Retry(remember=1), "remember=1.*True or False"),
+        (lambda: perkey.Park(release_after_s=-1), "release_after_s=-1.*0 to 31536000 seconds"),
+        (lambda: perkey.Park(release_after_s=31_536_001), "31536001.*0 to 31536000"),
+        (lambda: perkey.Park(at_map=0.6), "at_map=0.6.*needs a topic.*export="),
+        (lambda: perkey.Park(after_s=60), "after_s=60.*needs a topic.*export="),
         (
-            lambda: weft.Park(export="d", at_map=None),
+            lambda: perkey.Park(export="d", at_map=None),
             "give after_s=SECONDS, or leave at_map at 0.7",
         ),
-        (lambda: weft.Park(export="", at_map=1), "cannot be a topic"),
-        (lambda: weft.Park(export="a b", at_map=1), "cannot be a topic"),
-        (lambda: weft.Park(export="d", at_map=0), "at_map=0.: give a share above 0, at most 1"),
-        (lambda: weft.Park(export="d", at_map=1.001), "at_map=1.001"),
-        (lambda: weft.Park(export="d", at_map=True), "at_map=True"),
-        (lambda: weft.Park(export="d", after_s=0), "after_s=0.: .*above 0, at most 31536000"),
-        (lambda: weft.Park(export="d", after_s=31_536_001), "after_s=31536001"),
-        (lambda: weft.Park(5.0, "d", after_s=60), "release_after_s=, after_s=.*one of them"),
-        (lambda: weft.Retry(final=("ValueError",)), "final=.*tuple of exception types"),
-        (lambda: weft.Commit(interval_s=0), "interval_s=0.*> 0"),
-        (lambda: weft.Commit(max_records=0), "max_records=0.*1 or more, or None"),
-        (lambda: weft.Commit(each="yes"), "each='yes'.*True or False"),
-        (lambda: weft.DeadLetter(""), "give the name of a topic"),
-        (lambda: weft.DeadLetter("a b"), "cannot be a topic: letters"),
-        (lambda: weft.DeadLetter("{group}.dlq"), "{topic} is the only placeholder"),
-        (lambda: weft.DeadLetter("x" * 250), "at most 249"),
-        (lambda: weft.DeadLetter("t", on_missing="make"), '"error" or "create"'),
-        (lambda: weft.DeadLetter("t", transform="fix"), "give a function"),
-        (lambda: weft.DeadLetter("t", transform=str, copy_value=False), "without copy_value"),
-        (lambda: weft.DeadLetter("t", copy_value=None), "True or False"),
-        (lambda: weft.DeadLetter("t", partitions=3), 'with on_missing="create"'),
-        (lambda: weft.DeadLetter("t", "create", partitions=0), "1 or more"),
-        (lambda: weft.RetryAfter(-1), "delay_s=-1"),
-        (lambda: weft.RetryAfter(math.nan), "delay_s=nan"),
-        (lambda: weft.RetryAfter("3"), "delay_s='3'.*number of seconds"),
-        (lambda: weft.RetryAfter(None), "delay_s=None"),
-        (lambda: weft.SqlLedger("sqlite"), "sqlite:///FILE"),
+        (lambda: perkey.Park(export="", at_map=1), "cannot be a topic"),
+        (lambda: perkey.Park(export="a b", at_map=1), "cannot be a topic"),
+        (lambda: perkey.Park(export="d", at_map=0), "at_map=0.: give a share above 0, at most 1"),
+        (lambda: perkey.Park(export="d", at_map=1.001), "at_map=1.001"),
+        (lambda: perkey.Park(export="d", at_map=True), "at_map=True"),
+        (lambda: perkey.Park(export="d", after_s=0), "after_s=0.: .*above 0, at most 31536000"),
+        (lambda: perkey.Park(export="d", after_s=31_536_001), "after_s=31536001"),
+        (lambda: perkey.Park(5.0, "d", after_s=60), "release_after_s=, after_s=.*one of them"),
+        (lambda: perkey.Retry(final=("ValueError",)), "final=.*tuple of exception types"),
+        (lambda: perkey.Commit(interval_s=0), "interval_s=0.*> 0"),
+        (lambda: perkey.Commit(max_records=0), "max_records=0.*1 or more, or None"),
+        (lambda: perkey.Commit(each="yes"), "each='yes'.*True or False"),
+        (lambda: perkey.DeadLetter(""), "give the name of a topic"),
+        (lambda: perkey.DeadLetter("a b"), "cannot be a topic: letters"),
+        (lambda: perkey.DeadLetter("{group}.dlq"), "{topic} is the only placeholder"),
+        (lambda: perkey.DeadLetter("x" * 250), "at most 249"),
+        (lambda: perkey.DeadLetter("t", on_missing="make"), '"error" or "create"'),
+        (lambda: perkey.DeadLetter("t", transform="fix"), "give a function"),
+        (lambda: perkey.DeadLetter("t", transform=str, copy_value=False), "without copy_value"),
+        (lambda: perkey.DeadLetter("t", copy_value=None), "True or False"),
+        (lambda: perkey.DeadLetter("t", partitions=3), 'with on_missing="create"'),
+        (lambda: perkey.DeadLetter("t", "create", partitions=0), "1 or more"),
+        (lambda: perkey.RetryAfter(-1), "delay_s=-1"),
+        (lambda: perkey.RetryAfter(math.nan), "delay_s=nan"),
+        (lambda: perkey.RetryAfter("3"), "delay_s='3'.*number of seconds"),
+        (lambda: perkey.RetryAfter(None), "delay_s=None"),
+        (lambda: perkey.SqlLedger("sqlite"), "sqlite:///FILE"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_where_it_is_made(make, said):
     """It names the policy and the option."""
-    with pytest.raises(weft.ConfigError, match=said):
+    with pytest.raises(perkey.ConfigError, match=said):
         make()
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        weft.RetryAfter(5),
-        weft.RetryAfter(delay_s=0.5),
-        weft.Reject("no such car"),
+        perkey.RetryAfter(5),
+        perkey.RetryAfter(delay_s=0.5),
+        perkey.Reject("no such car"),
         RemoteError("KeyError", "17", "Traceback"),
-        weft.OutOfOrder("a before b"),
+        perkey.OutOfOrder("a before b"),
     ],
 )
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
@@ -248,7 +248,9 @@ def test_an_error_survives_the_way_between_processes(error, again):
 @pytest.mark.parametrize(("attempts", "jitter"), [(1, 0), (None, 1)])
 def test_policies_take_their_limits(attempts, jitter):
     """The least and the most that is allowed."""
-    retry = weft.Retry(attempts=attempts, delay_s=0, multiplier=1, jitter=jitter, final=ValueError)
+    retry = perkey.Retry(
+        attempts=attempts, delay_s=0, multiplier=1, jitter=jitter, final=ValueError
+    )
     assert retry.final == (ValueError,)
 
 
@@ -262,7 +264,7 @@ def test_worker_processes_are_as_many_as_cores_unless_said(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(200)), raising=False)
     made.consume("v", executor="processes")(plain)
     assert made.handlers[2].concurrency == 64
-    with pytest.raises(weft.ConfigError, match="concurrency=100"):
+    with pytest.raises(perkey.ConfigError, match="concurrency=100"):
         made.consume("w", executor="processes", concurrency=100)(plain)
 
 
@@ -273,7 +275,7 @@ def test_an_object_that_is_an_async_generator_is_refused():
         async def __call__(self, record):
             yield
 
-    with pytest.raises(weft.ConfigError, match="async generator"):
+    with pytest.raises(perkey.ConfigError, match="async generator"):
         app().consume("t")(Yields())
 
 
@@ -282,14 +284,14 @@ def test_an_object_that_is_an_async_generator_is_refused():
 )
 def test_a_ledgers_id_that_cannot_be_called_with_the_record_is_refused(id_of, said):
     """Else every record would fail."""
-    ledger = weft.SqlLedger("sqlite://", id=id_of)
-    with pytest.raises(weft.ConfigError, match=rf"SqlLedger\(id=...\).*{said}"):
+    ledger = perkey.SqlLedger("sqlite://", id=id_of)
+    with pytest.raises(perkey.ConfigError, match=rf"SqlLedger\(id=...\).*{said}"):
         app().consume("t", ledger=ledger)(lambda record, tx: None)
 
 
 def test_a_ledger_handler_without_the_transaction_is_refused():
     """The line shows how it is written."""
     with pytest.raises(
-        weft.ConfigError, match=r"must take 2 arguments: write def .*\(record, tx\)"
+        perkey.ConfigError, match=r"must take 2 arguments: write def .*\(record, tx\)"
     ):
-        app().consume("t", ledger=weft.SqlLedger("sqlite:///l.db"))(lambda record: None)
+        app().consume("t", ledger=perkey.SqlLedger("sqlite:///l.db"))(lambda record: None)

@@ -1,4 +1,4 @@
-"""`weft.Hold` and `weft.Brake`: every wrong argument is one line with its cure, at the limits as well."""
+"""`perkey.Hold` and `perkey.Brake`: every wrong argument is one line with its cure, at the limits as well."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-import weft
+import perkey
 
-AWAY = weft.Hold(on=OSError)
+AWAY = perkey.Hold(on=OSError)
 
 
 def by(record):
@@ -35,8 +35,8 @@ WRONG = {
 def test_a_wrong_argument_is_one_line(name):
     """Where it is written."""
     given, words = WRONG[name]
-    with pytest.raises(weft.ConfigError, match=words) as caught:
-        weft.Hold(**{"on": OSError, **given})
+    with pytest.raises(perkey.ConfigError, match=words) as caught:
+        perkey.Hold(**{"on": OSError, **given})
     assert "\n" not in str(caught.value)
 
 
@@ -53,32 +53,32 @@ def test_a_wrong_argument_is_one_line(name):
 )
 def test_a_wrong_argument_of_a_brake_is_one_line(given, words):
     """And the limits themselves are right."""
-    weft.Brake(share=1, at_least=1)
-    with pytest.raises(weft.ConfigError, match=words) as caught:
-        weft.Brake(**given)
+    perkey.Brake(share=1, at_least=1)
+    with pytest.raises(perkey.ConfigError, match=words) as caught:
+        perkey.Brake(**given)
     assert "\n" not in str(caught.value)
 
 
 def test_one_type_is_a_tuple_of_one():
     """And `max_s` may be as short as `probe_s`."""
-    assert weft.Hold(on=OSError, probe_s=5, max_s=5).on == (OSError,)
+    assert perkey.Hold(on=OSError, probe_s=5, max_s=5).on == (OSError,)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"brake": 0.2}, r"give weft.Brake\(...\)"),
-        ({"hold": OSError}, r"give weft.Hold\(on=...\)"),
+        ({"brake": 0.2}, r"give perkey.Brake\(...\)"),
+        ({"hold": OSError}, r"give perkey.Hold\(on=...\)"),
         ({"hold": AWAY, "delivery": "at_most_once"}, "excludes: omit it"),
-        ({"hold": weft.Hold(OSError, by=by), "batch": weft.Batch()}, "omit by="),
-        ({"hold": weft.Hold(OSError, by=waits)}, "make it a plain `def`"),
-        ({"hold": weft.Hold(OSError, by=lambda: 1)}, r"def by\(record\)"),
+        ({"hold": perkey.Hold(OSError, by=by), "batch": perkey.Batch()}, "omit by="),
+        ({"hold": perkey.Hold(OSError, by=waits)}, "make it a plain `def`"),
+        ({"hold": perkey.Hold(OSError, by=lambda: 1)}, r"def by\(record\)"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, words):
     """At decoration, in one line."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
-    with pytest.raises(weft.ConfigError, match=words) as caught:
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
+    with pytest.raises(perkey.ConfigError, match=words) as caught:
         app.consume("t", **options)(lambda record: None)
     assert str(caught.value).startswith("@app.consume on ")
     assert "\n" not in str(caught.value)

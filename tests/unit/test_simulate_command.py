@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from perkey.errors import ConfigError
 from simulators.__main__ import simulate
 from simulators.core import runner
 from simulators.core.mutants import MUTANTS
 from simulators.runtime import runner as runtime_runner
-from weft.errors import ConfigError
 
 app = typer.Typer()
 app.command()(simulate)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.where import (
+from perkey.where import (
     DEPTH_MAX,
     FIELDS,
     LENGTH_MAX,

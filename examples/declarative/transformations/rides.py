@@ -1,4 +1,4 @@
-"""A table of a declarative pipeline, fed by the source and a handler of Weft's.
+"""A table of a declarative pipeline, fed by the source and a handler of Perkey's.
 
 Functions under `@dp.table` may not look at a DataFrame's columns, and `process` does: the
 DataFrame is made outside of them.
@@ -11,14 +11,14 @@ from typing import Any
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-import weft
-from weft.spark import KafkaSource, process
+import perkey
+from perkey.spark import KafkaSource, process
 
 spark = SparkSession.active()
 spark.dataSource.register(KafkaSource)
 
 rides = (
-    spark.readStream.format("weft")
+    spark.readStream.format("perkey")
     .option("kafka.bootstrap.servers", os.environ.get("BOOTSTRAP", "localhost:9092"))
     .option("subscribe", "rides")
     .option("startingOffsets", "earliest")
@@ -26,7 +26,7 @@ rides = (
 )
 
 
-def cost(record: weft.Record) -> dict[str, Any]:
+def cost(record: perkey.Record) -> dict[str, Any]:
     """Stands for the slow part; rides of one key one after another."""
     ride = json.loads(record.value)
     return {"ride": ride["ride"], "cost": ride["km"] * 1.5}

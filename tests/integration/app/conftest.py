@@ -31,11 +31,11 @@ from confluent_kafka.admin import (
 )
 from tests.support.waiting import wait_for
 
-import weft
-from weft.kafka import clib
-from weft.runtime.run.run import Run
-from weft.testing import MemoryKafka
-from weft.testing.memory import OffsetAndMetadata
+import perkey
+from perkey.kafka import clib
+from perkey.runtime.run.run import Run
+from perkey.testing import MemoryKafka
+from perkey.testing.memory import OffsetAndMetadata
 
 WAIT_S = 60.0  # a busy machine is patient; what has a bar of its own asserts it
 #: a broker that has just come back says this, or nothing
@@ -60,7 +60,7 @@ class Kafka:
             {**quiet, "group.id": "reader", "enable.auto.commit": False, "fetch.wait.max.ms": 20}
         )
         self.runs: list[Run] = []
-        self.apps: list[weft.App] = []
+        self.apps: list[perkey.App] = []
 
     def name(self, what: str = "t") -> str:
         """A name no other test has."""
@@ -165,20 +165,20 @@ class Kafka:
         for done in self.admin.incremental_alter_configs([wanted]).values():
             done.result(WAIT_S)
 
-    def app(self, *, group: str | None = None, kafka: Any = None, **options: Any) -> weft.App:
+    def app(self, *, group: str | None = None, kafka: Any = None, **options: Any) -> perkey.App:
         """An app on this broker, in a group of its own if none is given."""
         config = {"bootstrap.servers": self.bootstrap, "fetch.wait.max.ms": 50, **(kafka or {})}
-        app = weft.App(group=group or self.name("g"), kafka=config, **options)
+        app = perkey.App(group=group or self.name("g"), kafka=config, **options)
         self.apps.append(app)
         return app
 
-    def start(self, app: weft.App, **how: Any) -> Run:
+    def start(self, app: perkey.App, **how: Any) -> Run:
         """Start it in the background; it is stopped at the latest when the test ends."""
         run = cast("Run", app.start(**how))
         self.runs.append(run)
         return run
 
-    def drain(self, app: weft.App, timeout_s: float = WAIT_S) -> weft.RunReport:
+    def drain(self, app: perkey.App, timeout_s: float = WAIT_S) -> perkey.RunReport:
         """Run it until it is drained."""
         return self.start(app, until="drained").wait(timeout_s)
 
@@ -194,7 +194,7 @@ class Kafka:
 class Read(NamedTuple):
     """A record, with the words of confluent-kafka's Message."""
 
-    record: weft.Record
+    record: perkey.Record
 
     def key(self) -> bytes | None:
         return self.record.key

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-import weft
+import perkey
 
 
-def refused(kafka, app, *words, error=weft.ConfigError, **how):
+def refused(kafka, app, *words, error=perkey.ConfigError, **how):
     """The app refuses to run, in one line with these words; its group never was."""
     with pytest.raises(error) as caught:
         app.run(**how)
@@ -38,7 +38,7 @@ def test_an_output_that_does_not_exist(kafka):
 def test_a_dead_letter_topic_that_does_not_exist(kafka):
     """Named as it comes out of its pattern, with the way to have it made."""
     source, app = kafka.topic(), kafka.app()
-    app.consume(source, on_exhausted=weft.DeadLetter("{topic}.dlq"))(print)
+    app.consume(source, on_exhausted=perkey.DeadLetter("{topic}.dlq"))(print)
     refused(
         kafka, app, f"'{source}.dlq' (DeadLetter of print) does not exist", 'on_missing="create"'
     )
@@ -50,7 +50,7 @@ def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):
     kafka.topic(name=f"{stem}.a")
     kafka.topic(name=f"{stem}.dead")
     app = kafka.app()
-    app.consume(f"^{stem}", on_exhausted=weft.DeadLetter(f"{stem}.dead"))(print)
+    app.consume(f"^{stem}", on_exhausted=perkey.DeadLetter(f"{stem}.dead"))(print)
     refused(kafka, app, f"{stem}.dead", "which it reads")
 
 
@@ -70,10 +70,10 @@ def test_brokers_that_do_not_answer(kafka):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        app = weft.App(group="g", kafka={"bootstrap.servers": address}, start_timeout_s=2.0)
+        app = perkey.App(group="g", kafka={"bootstrap.servers": address}, start_timeout_s=2.0)
         app.consume("t")(print)
         began = time.monotonic()
-        refused(kafka, app, f"no answer from {address}", error=weft.FatalError)
+        refused(kafka, app, f"no answer from {address}", error=perkey.FatalError)
         assert time.monotonic() - began < 30
 
 

@@ -1,4 +1,4 @@
-"""`weft.Budget` from end to end: handlers that share a service that limits its callers."""
+"""`perkey.Budget` from end to end: handlers that share a service that limits its callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 pytestmark = pytest.mark.push
 
@@ -54,7 +54,7 @@ def test_two_handlers_share_what_is_in_flight(kafka):
     first, second, service = kafka.topic(2), kafka.topic(1), Service()
     for topic in (first, second):
         kafka.fill(topic, [{"value": b"v", "key": f"{n}"} for n in range(60)])
-    app, budget = kafka.app(), weft.Budget("service", in_flight=3)
+    app, budget = kafka.app(), perkey.Budget("service", in_flight=3)
 
     @app.consume(first, concurrency=20, budget=budget)
     def plain(record):
@@ -86,7 +86,7 @@ def test_a_handler_without_the_budget_continues(kafka):
     kafka.fill(free, [{"value": b"v", "key": f"{n}"} for n in range(20)])
     app = kafka.app()
 
-    @app.consume(held, budget=weft.Budget("service", in_flight=1))
+    @app.consume(held, budget=perkey.Budget("service", in_flight=1))
     def waits(record):
         service.gate.wait(WAIT_S)
 
@@ -111,7 +111,7 @@ def test_a_429_makes_the_budget_wait(kafka, executor):
     """Nothing of either handler starts before the service allows it; the record is tried again."""
     one, two = kafka.topic(1), kafka.topic(1)
     kafka.fill(one, [{"value": b"v", "key": "k"}])
-    app, budget = kafka.app(), weft.Budget("service", per_s=1e6)
+    app, budget = kafka.app(), perkey.Budget("service", per_s=1e6)
     calls: list[str] = []
 
     def failing(record):
@@ -123,7 +123,7 @@ def test_a_429_makes_the_budget_wait(kafka, executor):
         failing(record)
 
     chosen = failing if executor == "threads" else failing_later
-    app.consume(one, budget=budget, retry=weft.Retry(delay_s=0.0))(chosen)
+    app.consume(one, budget=budget, retry=perkey.Retry(delay_s=0.0))(chosen)
 
     @app.consume(two, budget=budget)
     def other(record):
@@ -145,7 +145,7 @@ def test_the_real_cost_is_charged(kafka, executor):
     topic = kafka.topic(1)
     kafka.fill(topic, [{"value": b"v", "key": f"{n}"} for n in range(10)])
     app = kafka.app()
-    budget = weft.Budget("tokens", per_s=10, in_flight=1, cost=_costs_one)
+    budget = perkey.Budget("tokens", per_s=10, in_flight=1, cost=_costs_one)
     handler = _charges_later if executor == "async" else _charges
     app.consume(topic, executor=executor, concurrency=2, budget=budget)(handler)
     run = kafka.start(app)
@@ -173,13 +173,13 @@ def test_a_charge_that_is_none_fails_the_attempt(kafka):
     app, errors = kafka.app(), []
 
     @app.consume(
-        topic, budget=weft.Budget("b", per_s=10), retry=weft.Retry(1),
-        on_exhausted=weft.DeadLetter(letters),
+        topic, budget=perkey.Budget("b", per_s=10), retry=perkey.Retry(1),
+        on_exhausted=perkey.DeadLetter(letters),
     )  # fmt: skip
     def handler(record):
         try:
             record.charge(-1)
-        except weft.ConfigError as error:
+        except perkey.ConfigError as error:
             errors.append(str(error))
             raise
 
@@ -196,7 +196,7 @@ def test_values_of_by_have_their_turns(kafka):
     app, order = kafka.app(), []
     by = lambda record: record.key.split(b"-")[0]  # noqa: E731  # as users write it
 
-    @app.consume(topic, concurrency=20, budget=weft.Budget("b", in_flight=1, by=by))
+    @app.consume(topic, concurrency=20, budget=perkey.Budget("b", in_flight=1, by=by))
     def handler(record):
         if not order:
             service.gate.wait(WAIT_S)  # until all of them are there
@@ -218,7 +218,7 @@ def test_two_members_have_a_share_each(kafka):
     for _ in range(2):
         app = kafka.app(group=group)
 
-        @app.consume(topic, concurrency=20, budget=weft.Budget("service", in_flight=4))
+        @app.consume(topic, concurrency=20, budget=perkey.Budget("service", in_flight=4))
         def handler(record):
             service.begin()
             service.gate.wait(WAIT_S)

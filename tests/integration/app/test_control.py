@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 def test_a_paused_topic_starts_nothing_until_it_is_resumed(kafka):
@@ -185,7 +185,7 @@ def test_a_handler_may_stop_pause_and_look_at_its_own_app(kafka, kind):
 
 
 def test_run_puts_the_signal_handlers_back(kafka):
-    """On the main thread they are Weft's only while it runs."""
+    """On the main thread they are Perkey's only while it runs."""
     source = kafka.topic()
     kafka.fill(source, [b"x"])
     app = kafka.app()
@@ -205,7 +205,7 @@ def test_stop_on_a_stopped_app_is_a_no_op(kafka):
     """Before the start, after the end, and with a mode that does not exist."""
     app = kafka.app()
     app.stop()
-    with pytest.raises(weft.ConfigError, match='choose "in_flight", "buffered" or "now"'):
+    with pytest.raises(perkey.ConfigError, match='choose "in_flight", "buffered" or "now"'):
         app.stop("later")
-    with pytest.raises(weft.NotStarted, match=r"call app\.run"):
+    with pytest.raises(perkey.NotStarted, match=r"call app\.run"):
         app.snapshot()

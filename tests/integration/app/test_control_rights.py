@@ -13,9 +13,9 @@ from tests.integration.app.conftest import Kafka
 from tests.support.rights import ANYBODY, set_rights
 from tests.support.waiting import wait_for
 
-import weft
-from weft.cli.main import run as command
-from weft.observe.why import why
+import perkey
+from perkey.cli.main import run as command
+from perkey.observe.why import why
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -67,7 +67,7 @@ class Group:
         return err
 
     def unread(self) -> str:
-        """What `weft why` has of the control topic, once it has noticed."""
+        """What `perkey why` has of the control topic, once it has noticed."""
         return str(wait_for(lambda: unread_of(self.app), 120))
 
 
@@ -131,5 +131,5 @@ def test_without_the_right_to_describe_the_topic_it_is_one_line(group, capsys):
     group.run.wait(60)
     later = group.kafka.app(group=group.name, control=group.topic)
     later.consume(group.source)(lambda record: None)
-    with pytest.raises(weft.ConfigError, match="grant this login READ and WRITE on the topic"):
+    with pytest.raises(perkey.ConfigError, match="grant this login READ and WRITE on the topic"):
         later.start()

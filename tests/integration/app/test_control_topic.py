@@ -8,8 +8,8 @@ import pytest
 from tests.integration.app.conftest import WAIT_S
 from tests.support.waiting import wait_for
 
-from weft.cli import control_group
-from weft.cli.main import run as command
+from perkey.cli import control_group
+from perkey.cli.main import run as command
 
 pytestmark = pytest.mark.broker
 BECAUSE = ("--reason", "a test")

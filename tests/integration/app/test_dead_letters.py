@@ -9,15 +9,15 @@ from confluent_kafka import Producer
 from tests.support.exactness import read_committed
 from tests.support.waiting import wait_for
 
-import weft
-from weft.testing.memory_cluster import batch_bytes
+import perkey
+from perkey.testing.memory_cluster import batch_bytes
 
 LIMIT = 3_000_000
 
 
 def dead_letter_app(kafka, source, policy, group=None, delivery="at_least_once"):
     app = kafka.app(group=group, kafka={"auto.offset.reset": "earliest"})
-    retry = weft.Retry(attempts=2, delay_s=0)
+    retry = perkey.Retry(attempts=2, delay_s=0)
 
     @app.consume(source, delivery=delivery, retry=retry, on_exhausted=policy)
     async def handler(record):
@@ -35,7 +35,7 @@ def test_the_letter_is_the_original_with_the_headers_of_kip_1191(kafka):
         source,
         [{"value": b"v", "key": b"k", "headers": [("h", b"1"), ("n", None)], "timestamp": 1234567}],
     )
-    report = kafka.drain(dead_letter_app(kafka, source, weft.DeadLetter("{topic}.dlq"), group))
+    report = kafka.drain(dead_letter_app(kafka, source, perkey.DeadLetter("{topic}.dlq"), group))
     assert (report.exit_code, report.dead_lettered, report.parked) == (0, 2, 0)
     by_value = {message.value(): message for message in kafka.read(letters, 2)}
     letter = by_value[b"v"]
@@ -60,10 +60,10 @@ def test_a_record_that_cannot_be_decoded_takes_the_same_way(kafka):
     kafka.fill(source, [b"\xff{", {"value": None, "key": b"gone"}])
     app = kafka.app()
 
-    @app.consume(source, value="json", on_exhausted=weft.DeadLetter(letters))
+    @app.consume(source, value="json", on_exhausted=perkey.DeadLetter(letters))
     async def handler(record):
         assert record.value is None
-        raise weft.Reject("tombstones are not for us")
+        raise perkey.Reject("tombstones are not for us")
 
     assert kafka.drain(app).dead_lettered == 2
     found = {message.value(): dict(message.headers()) for message in kafka.read(letters, 2)}
@@ -78,7 +78,7 @@ def test_a_letter_too_large_for_its_topic_goes_without_its_value(kafka):
     """Headers only, marked so; the record is done all the same."""
     source, letters = kafka.topic(), kafka.topic(max_message_bytes=2000)
     kafka.fill(source, [b"x" * 5000], key=b"k")
-    report = kafka.drain(dead_letter_app(kafka, source, weft.DeadLetter(letters)))
+    report = kafka.drain(dead_letter_app(kafka, source, perkey.DeadLetter(letters)))
     assert (report.exit_code, report.dead_lettered) == (0, 1)
     (letter,) = kafka.read(letters, 1)
     headers = dict(letter.headers())
@@ -94,7 +94,7 @@ def test_a_letter_too_large_for_the_producer_goes_without_its_value(kafka):
     kafka.fill(source, [b"x" * 5000], key=b"k")
     app = kafka.app(producer={"message.max.bytes": 2000})
 
-    @app.consume(source, retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter(letters))
+    @app.consume(source, retry=perkey.Retry(attempts=1), on_exhausted=perkey.DeadLetter(letters))
     def handler(record):
         raise ValueError
 
@@ -114,8 +114,8 @@ def test_a_letter_the_broker_refuses_leaves_its_record_parked(kafka):
     @app.consume(
         source,
         ordering="partition",
-        retry=weft.Retry(attempts=1),
-        on_exhausted=weft.DeadLetter(letters),
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.DeadLetter(letters),
     )
     async def handler(record):
         raise ValueError
@@ -135,7 +135,7 @@ def test_on_missing_create_makes_the_topic(kafka):
     source = kafka.topic()
     kafka.fill(source, [b"x"])
     report = kafka.drain(
-        dead_letter_app(kafka, source, weft.DeadLetter("{topic}.made", on_missing="create"))
+        dead_letter_app(kafka, source, perkey.DeadLetter("{topic}.made", on_missing="create"))
     )
     assert report.dead_lettered == 1
     assert len(kafka.read(f"{source}.made", 1)) == 1
@@ -151,7 +151,7 @@ def big_letter(kafka, length, limit):
     kafka.topic(name=source, max_message_bytes=2 * LIMIT)
     letters = kafka.topic(max_message_bytes=limit)
     fill_large(kafka, source, value=b"x" * length, key=b"k")
-    app = dead_letter_app(kafka, source, weft.DeadLetter(letters), group)
+    app = dead_letter_app(kafka, source, perkey.DeadLetter(letters), group)
     assert kafka.drain(app).dead_lettered == 1
     (letter,) = kafka.read(letters, 1)
     return letter, app.snapshot()["dead_letters_cut"]
@@ -199,7 +199,7 @@ def test_what_is_large_is_given_up_in_turn(kafka, record, marks, delivery):
         kafka.topic(max_message_bytes=200_000),
     )
     fill_large(kafka, source, **record)
-    app = dead_letter_app(kafka, source, weft.DeadLetter(letters), delivery=delivery)
+    app = dead_letter_app(kafka, source, perkey.DeadLetter(letters), delivery=delivery)
     report = kafka.drain(app)
     assert (report.exit_code, report.dead_lettered) == (0, 1)
     (letter,) = read_committed(kafka.bootstrap, letters)
@@ -220,9 +220,9 @@ def test_the_pressure_valve_exports_a_parked_key_whole_and_in_order(kafka):
     kafka.fill(source, [b"bad", b"1", b"2"], key=b"k")
     handled: list[bytes] = []
     app = kafka.app(group=group, kafka={"auto.offset.reset": "earliest"})
-    policy = weft.Park(export=letters, after_s=1.0)
+    policy = perkey.Park(export=letters, after_s=1.0)
 
-    @app.consume(source, retry=weft.Retry(attempts=1), on_exhausted=policy)
+    @app.consume(source, retry=perkey.Retry(attempts=1), on_exhausted=policy)
     async def handler(record):
         if record.value == b"bad":
             raise ValueError("poison")
@@ -244,6 +244,8 @@ def test_the_pressure_valve_exports_a_parked_key_whole_and_in_order(kafka):
 def test_the_topic_of_the_pressure_valve_must_exist(kafka):
     """One line with the command that makes it, before anything is handled."""
     source = kafka.topic()
-    policy = weft.Park(export="{topic}.missing", at_map=0.7)
-    with pytest.raises(weft.ConfigError, match=r"Park\(export=\) of handler.*weft topics create"):
+    policy = perkey.Park(export="{topic}.missing", at_map=0.7)
+    with pytest.raises(
+        perkey.ConfigError, match=r"Park\(export=\) of handler.*perkey topics create"
+    ):
         kafka.drain(dead_letter_app(kafka, source, policy))

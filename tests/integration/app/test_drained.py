@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Producer
 from tests.support.waiting import wait_for
 
-import weft
-from weft.runtime.run import drain
+import perkey
+from perkey.runtime.run import drain
 
 
 def counting(kafka, source, group=None, **options):
@@ -97,7 +97,7 @@ def test_retries_are_waited_for(kafka):
     kafka.fill(source, [b"x"])
     app = kafka.app()
 
-    @app.consume(source, retry=weft.Retry(attempts=4, delay_s=0.1, multiplier=1))
+    @app.consume(source, retry=perkey.Retry(attempts=4, delay_s=0.1, multiplier=1))
     async def handler(record):
         if record.attempt < 4:
             raise ValueError
@@ -132,7 +132,7 @@ def test_partitions_of_other_members_count(kafka):
     begun, gate = threading.Event(), threading.Event()
     first = kafka.app(group=group, revoke_timeout_s=90.0)
 
-    @first.consume(source, commit=weft.Commit(interval_s=0.1))
+    @first.consume(source, commit=perkey.Commit(interval_s=0.1))
     def handler(record):
         begun.set()
         gate.wait(100)

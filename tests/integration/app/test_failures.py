@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 class Hopeless(Exception):
@@ -38,7 +38,7 @@ def test_the_second_attempt_knows_its_number_and_the_error_before(kafka):
         if record.attempt < 3:
             raise ValueError(f"no {record.attempt}")
 
-    report, results = attempts_of(kafka, handler, retry=weft.Retry(delay_s=0))
+    report, results = attempts_of(kafka, handler, retry=perkey.Retry(delay_s=0))
     assert seen == [(1, None), (2, ("ValueError", "no 1")), (3, ("ValueError", "no 2"))]
     assert (report.exit_code, report.done, report.failed_attempts, report.retried) == (0, 1, 2, 2)
     assert (results[b"x"].outcome, results[b"x"].attempts) == ("done", 3)
@@ -53,7 +53,7 @@ def test_a_failing_record_holds_up_its_own_lane_and_no_other(kafka):
     order = []
 
     # It fails until the others are done: had they to wait for it, nobody would ever end.
-    @app.consume(source, retry=weft.Retry(attempts=None, delay_s=0.05, multiplier=1))
+    @app.consume(source, retry=perkey.Retry(attempts=None, delay_s=0.05, multiplier=1))
     async def handler(record):
         order.append(record.value)
         if record.value == b"bad" and (record.attempt == 1 or order.count(b"other") < 5):
@@ -68,14 +68,14 @@ def test_reject_and_the_types_in_final_are_final_immediately(kafka):
     """No second attempt; the reason stands in the result."""
 
     def handler(record):
-        raise weft.Reject("not ours") if record.value == b"rejected" else Hopeless("never")
+        raise perkey.Reject("not ours") if record.value == b"rejected" else Hopeless("never")
 
     report, results = attempts_of(
         kafka,
         handler,
         values=[b"rejected", b"hopeless"],
-        retry=weft.Retry(attempts=5, final=(Hopeless,)),
-        on_exhausted=weft.Skip(),
+        retry=perkey.Retry(attempts=5, final=(Hopeless,)),
+        on_exhausted=perkey.Skip(),
     )
     assert (report.exit_code, report.skipped, report.failed_attempts) == (0, 2, 2)
     assert results[b"rejected"].error[:2] == ("Reject", "not ours")
@@ -91,7 +91,7 @@ def test_retry_after_chooses_the_delay(kafka, kind):
     def answer(record):
         calls.append(time.monotonic())
         if record.attempt == 1:
-            raise weft.RetryAfter(0.3)
+            raise perkey.RetryAfter(0.3)
 
     async def waits(record):
         answer(record)
@@ -99,7 +99,7 @@ def test_retry_after_chooses_the_delay(kafka, kind):
     report, _ = attempts_of(
         kafka,
         waits if kind == "async" else answer,
-        retry=weft.Retry(attempts=2, delay_s=60),
+        retry=perkey.Retry(attempts=2, delay_s=60),
     )
     assert (report.exit_code, report.failed_attempts) == (0, 1)
     assert 0.3 <= calls[1] - calls[0] < 50
@@ -117,7 +117,7 @@ def test_the_delay_may_be_a_callable_of_attempt_and_error(kafka):
         if record.attempt < 3:
             raise ValueError(f"no {record.attempt}")
 
-    report, _ = attempts_of(kafka, handler, retry=weft.Retry(delay_s=delay))
+    report, _ = attempts_of(kafka, handler, retry=perkey.Retry(delay_s=delay))
     assert report.done == 1
     assert asked == [(1, "no 1"), (2, "no 2")]
 
@@ -131,7 +131,7 @@ def test_delays_grow_by_the_multiplier_up_to_their_maximum(kafka):
         if record.attempt < 7:
             raise ValueError
 
-    retry = weft.Retry(attempts=7, delay_s=0.05, multiplier=4, delay_max_s=0.3, jitter=0)
+    retry = perkey.Retry(attempts=7, delay_s=0.05, multiplier=4, delay_max_s=0.3, jitter=0)
     attempts_of(kafka, handler, retry=retry)
     waits = [later - sooner for sooner, later in pairwise(calls)]
     for waited, wanted in zip(waits, (0.05, 0.2, 0.3, 0.3, 0.3, 0.3), strict=True):
@@ -146,7 +146,7 @@ def test_attempts_none_retries_for_ever(kafka):
         if record.attempt < 40:
             raise ValueError
 
-    report, results = attempts_of(kafka, handler, retry=weft.Retry(attempts=None, delay_s=0))
+    report, results = attempts_of(kafka, handler, retry=perkey.Retry(attempts=None, delay_s=0))
     assert (report.done, report.failed_attempts, results[b"x"].attempts) == (1, 39, 40)
 
 
@@ -164,9 +164,9 @@ def test_a_handler_that_raises_a_base_exception_fails_only_its_attempt(kafka):
         if record.attempt == 1:
             raise asyncio.CancelledError
 
-    report, _ = attempts_of(kafka, plain, values=list(kinds), retry=weft.Retry(delay_s=0))
+    report, _ = attempts_of(kafka, plain, values=list(kinds), retry=perkey.Retry(delay_s=0))
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 2, 2)
-    report, _ = attempts_of(kafka, waits, retry=weft.Retry(delay_s=0))
+    report, _ = attempts_of(kafka, waits, retry=perkey.Retry(delay_s=0))
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 1, 1)
 
 
@@ -183,9 +183,9 @@ def test_park_keeps_the_record_not_done(kafka, remember):
 
     def run(release_after_s=None):
         app = kafka.app(group=group)
-        retry = weft.Retry(attempts=2, delay_s=0, remember=remember)
+        retry = perkey.Retry(attempts=2, delay_s=0, remember=remember)
 
-        @app.consume(source, retry=retry, on_exhausted=weft.Park(release_after_s))
+        @app.consume(source, retry=retry, on_exhausted=perkey.Park(release_after_s))
         async def handler(record):
             calls[record.value] += 1
             if broken and record.value == b"4":
@@ -216,7 +216,7 @@ def test_a_parked_record_costs_no_worker(kafka):
     kafka.fill(source, [{"value": b"%d" % n, "key": b"%d" % n} for n in range(20)])
     app = kafka.app()
 
-    @app.consume(source, concurrency=1, retry=weft.Retry(attempts=1))
+    @app.consume(source, concurrency=1, retry=perkey.Retry(attempts=1))
     def handler(record):
         if record.value == b"3":
             raise ValueError
@@ -231,7 +231,7 @@ def test_skip_counts_the_record_and_continues(kafka):
     kafka.fill(source, [b"a", b"b", b"c"], key=b"k")
     app = kafka.app(group=group)
 
-    @app.consume(source, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    @app.consume(source, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
     def handler(record):
         if record.value == b"b":
             raise ValueError
@@ -248,7 +248,7 @@ def test_stop_drains_and_exits_with_1(kafka):
     app = kafka.app(group=group)
     finished, began = [], threading.Event()
 
-    @app.consume(source, retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+    @app.consume(source, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Stop())
     def handler(record):
         if record.value == b"bad":
             assert began.wait(60)

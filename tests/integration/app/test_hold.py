@@ -1,4 +1,4 @@
-"""`weft.Hold` and `weft.Brake` from end to end: a service away, a release that fails."""
+"""`perkey.Hold` and `perkey.Brake` from end to end: a service away, a release that fails."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.observe.orders import Order
+import perkey
+from perkey.observe.orders import Order
 
 pytestmark = pytest.mark.push
 
@@ -41,10 +41,12 @@ def test_no_record_is_given_up_while_the_service_is_away(kafka):
     kafka.fill(topic, [{"value": b"v", "key": f"a{n}"} for n in range(200)])
     service.away = {b"a"}
     app, letters = kafka.app(), kafka.topic()
-    hold = weft.Hold(on=Away, probe_s=0.2)
-    once = weft.Retry(attempts=1)
+    hold = perkey.Hold(on=Away, probe_s=0.2)
+    once = perkey.Retry(attempts=1)
 
-    @app.consume(topic, concurrency=5, retry=once, on_exhausted=weft.DeadLetter(letters), hold=hold)
+    @app.consume(
+        topic, concurrency=5, retry=once, on_exhausted=perkey.DeadLetter(letters), hold=hold
+    )
     def handler(record):
         service.call(record.key)
 
@@ -68,7 +70,7 @@ def test_others_continue_while_one_value_waits(kafka):
     service.away = {b"a"}
     app = kafka.app()
 
-    @app.consume(topic, hold=weft.Hold(on=Away, probe_s=0.2, by=lambda record: record.key[:1]))
+    @app.consume(topic, hold=perkey.Hold(on=Away, probe_s=0.2, by=lambda record: record.key[:1]))
     async def handler(record):
         service.call(record.key)
 
@@ -87,10 +89,10 @@ def test_a_brake_keeps_records_out_of_the_dead_letter_topic(kafka):
     topic, letters = kafka.topic(2), kafka.topic()
     kafka.fill(topic, [{"value": b"v", "key": f"k{n}"} for n in range(300)])
     app, fixed = kafka.app(), threading.Event()
-    brake = weft.Brake(share=0.5, at_least=10, probe_s=600)
+    brake = perkey.Brake(share=0.5, at_least=10, probe_s=600)
 
     @app.consume(
-        topic, concurrency=5, retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter(letters),
+        topic, concurrency=5, retry=perkey.Retry(attempts=1), on_exhausted=perkey.DeadLetter(letters),
         brake=brake,
     )  # fmt: skip
     def handler(record):

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 def copying(kafka, source, **options):
@@ -35,7 +35,7 @@ def test_start_returns_a_handle_that_stops_waits_and_tells(kafka):
     wait_for(lambda: run.snapshot()["handlers"]["copy"]["done"] == 1)
     with pytest.raises(TimeoutError, match="not ended"):
         run.wait(0.05)
-    with pytest.raises(weft.ConfigError, match="already running"):
+    with pytest.raises(perkey.ConfigError, match="already running"):
         app.start()
     run.stop()
     report = run.wait(60)
@@ -124,7 +124,7 @@ def test_a_result_reports_what_became_of_a_record(kafka):
     (result,) = list(stream)
     assert (result.record.value, result.outcome, result.attempts) == (b"x", "done", 1)
     assert (result.error, result.returned) == (None, b"x")
-    assert result.outputs == (weft.Sent(out, 0, 0, b"k"),)
+    assert result.outputs == (perkey.Sent(out, 0, 0, b"k"),)
     assert before <= result.started_at <= result.finished_at <= time.time()
 
 
@@ -135,7 +135,7 @@ def test_results_come_after_the_acknowledgement_and_end_with_the_app(kafka):
         kafka.fill(source, [b"%d" % n for n in range(300)], partition=number)
     app, _ = copying(kafka, source)
     stream = app.results()
-    with pytest.raises(weft.ConfigError, match="one reader"):
+    with pytest.raises(perkey.ConfigError, match="one reader"):
         app.results()
     kafka.start(app, until="drained")
 
@@ -181,7 +181,7 @@ def test_leaving_the_results_early_leaves_the_app_running(kafka):
     assert report.done == 5000
 
 
-@pytest.mark.parametrize("batch", [None, weft.Batch(linger_s=0)])
+@pytest.mark.parametrize("batch", [None, perkey.Batch(linger_s=0)])
 def test_a_cancelled_record_is_reported_as_superseded(kafka, batch):
     """An async call that is cancelled when its partition moves is in the results and counted."""
     source, group = kafka.topic(), kafka.name("g")
@@ -258,9 +258,9 @@ def test_callbacks_report_assignments_commits_and_results(kafka):
     assert [value for what, value in calls if what == "assign"] == [[(source, 0)]]
     assert [value for what, value in calls if what == "revoke"] == [[(source, 0)]]
     last = [value for what, value in calls if what == "commit"][-1]
-    assert last == [weft.Committed(source, 0, 2, 0)]
+    assert last == [perkey.Committed(source, 0, 2, 0)]
     assert kafka.committed(group, source) == 2
-    assert all(name.startswith("weft-") for name in threads)
+    assert all(name.startswith("perkey-") for name in threads)
 
 
 def test_a_member_without_partitions_calls_no_callback(kafka):
@@ -293,7 +293,7 @@ def test_callbacks_that_raise_are_logged_and_counted(kafka, caplog):
 
     app = kafka.app(on_assign=broken, on_commit=broken, on_revoke=broken, on_result=broken)
     app.consume(source)(lambda _: None)
-    with caplog.at_level(logging.ERROR, "weft"):
+    with caplog.at_level(logging.ERROR, "perkey"):
         report = kafka.drain(app)
     assert (report.exit_code, report.done) == (0, 1)
     wait_for(lambda: app.snapshot()["callback_errors"] >= 4)
@@ -316,8 +316,8 @@ def test_the_snapshot_is_json_with_all_its_fields(kafka):
     @app.consume(
         source,
         concurrency=3,
-        retry=weft.Retry(attempts=1),
-        commit=weft.Commit(interval_s=0.05),
+        retry=perkey.Retry(attempts=1),
+        commit=perkey.Commit(interval_s=0.05),
     )
     def handler(record):
         if record.value == b"0":

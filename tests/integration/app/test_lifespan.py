@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 def make(kafka, lifespan, kind="async"):
@@ -51,7 +51,7 @@ def test_a_lifespan_that_needs_more_than_the_app_is_refused(kafka, opens):
     """It is bad input (exit code 2), as what returns no context manager; not a failed lifespan."""
     app, _ = make(kafka, opens)
     with pytest.raises(
-        weft.ConfigError, match=r"requires (app, more|settings): it gets the app, or"
+        perkey.ConfigError, match=r"requires (app, more|settings): it gets the app, or"
     ):
         app.run()
 
@@ -83,14 +83,14 @@ def test_a_lifespan_that_fails_to_open_ends_the_run_before_anything_is_consumed(
         yield
 
     app, states = make(kafka, lifespan)
-    with pytest.raises(weft.FatalError, match=r"lifespan.*OSError: no database"):
+    with pytest.raises(perkey.FatalError, match=r"lifespan.*OSError: no database"):
         if how == "run":
             app.run(until="drained")
         else:
             asyncio.run(app.serve(until="drained"))
     assert states == []
     assert app.state is None
-    with pytest.raises(weft.FatalError):  # not "already running"
+    with pytest.raises(perkey.FatalError):  # not "already running"
         app.run(until="drained")
 
 
@@ -105,7 +105,7 @@ def test_a_lifespan_that_exits_fails_to_open(kafka, kind, error):
         yield
 
     app, states = make(kafka, lifespan, kind)
-    with pytest.raises(weft.FatalError, match=f"lifespan failed to open: {type(error).__name__}"):
+    with pytest.raises(perkey.FatalError, match=f"lifespan failed to open: {type(error).__name__}"):
         app.run(until="drained")
     assert states == []
 
@@ -155,5 +155,5 @@ def test_serve_opens_and_closes_it_on_the_callers_loop(kafka):
 def test_something_that_is_no_context_manager_is_refused(kafka):
     """The message says what a lifespan is."""
     app, _ = make(kafka, lambda: 7)
-    with pytest.raises(weft.ConfigError, match="context manager"):
+    with pytest.raises(perkey.ConfigError, match="context manager"):
         app.run(until="drained")

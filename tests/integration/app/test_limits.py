@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 def held(app):
@@ -90,7 +90,7 @@ def test_failing_lanes_never_stop_the_intake_of_the_others(kafka):
     app = kafka.app(buffer_records=1000)
     done = 0
 
-    @app.consume(source, retry=weft.Retry(attempts=None, delay_s=0.2))
+    @app.consume(source, retry=perkey.Retry(attempts=None, delay_s=0.2))
     async def handler(record):
         nonlocal done
         if int(record.key) < 1:
@@ -109,7 +109,7 @@ def test_a_full_producer_queue_slows_the_intake(kafka):
 
     @app.consume(source, output=out)
     async def handler(record):
-        return [weft.Produce(record.value), weft.Produce(record.value)]
+        return [perkey.Produce(record.value), perkey.Produce(record.value)]
 
     report = kafka.drain(app, 60)
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 1000, 0)

@@ -15,8 +15,8 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.broker
 
 HEAD = """
-import logging, time, weft
-app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}, **{kafka!r}}})
+import logging, time, perkey
+app = perkey.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}, **{kafka!r}}})
 """
 
 
@@ -25,14 +25,14 @@ SESSION = "session.timeout.ms"
 
 @pytest.fixture
 def start(kafka, tmp_path):
-    """Start `weft run` on a module of this text; its log goes to a file, and it ends with the test."""
+    """Start `perkey run` on a module of this text; its log goes to a file, and it ends with the test."""
     children = []
 
     def run(text, *arguments, group, name="shop", **properties):
         head = HEAD.format(group=group, bootstrap=kafka.bootstrap, kafka=properties)
         (tmp_path / f"{name}.py").write_text(head + textwrap.dedent(text))
         log = tmp_path / f"{name}-{len(children)}.log"
-        command = [sys.executable, "-m", "weft.cli.main", "run", f"{name}:app", *arguments]
+        command = [sys.executable, "-m", "perkey.cli.main", "run", f"{name}:app", *arguments]
         with log.open("w") as stderr:
             child = subprocess.Popen(command, cwd=tmp_path, stderr=stderr, env=dict(os.environ))
         children.append(child)
@@ -62,8 +62,8 @@ def test_80_dead_letters_and_their_failures_are_in_the_log(kafka, start):
     kafka.fill(source, [b"x"] * 80)
     child, log = start(
         f"""
-        @app.consume({source!r}, retry=weft.Retry(attempts=3, delay_s=0.01),
-                     on_exhausted=weft.DeadLetter({letters!r}))
+        @app.consume({source!r}, retry=perkey.Retry(attempts=3, delay_s=0.01),
+                     on_exhausted=perkey.DeadLetter({letters!r}))
         async def check(record): raise ValueError("no such customer")
         """,
         "--until", "drained", "--log-format", "json", group=group,
@@ -107,7 +107,7 @@ def test_worker_processes_log_as_their_parent_does(kafka, start):
 
 
 def test_a_users_own_logging_stays_his(kafka, start):
-    """What the module sets up is used, for Weft's lines as for his own, in workers too."""
+    """What the module sets up is used, for Perkey's lines as for his own, in workers too."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"])
     child, log = start(
@@ -130,7 +130,7 @@ def test_a_killed_members_session_is_waited_for_aloud(kafka, start):
     """After kill -9, the next member says whom the group waits for, until it has a partition."""
     source, group = kafka.topic(), kafka.name("g")
     text = f"""
-    from weft.runtime.run import watching
+    from perkey.runtime.run import watching
     # Said often from the first moment: the rest of the session is for a slow start.
     watching.UNASSIGNED_S = [number / 2 for number in range(1, 100)]
     watching.GROUP_ASKED_EVERY_S = 0.5

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 def collector(kafka, source, group, *, properties=None, **options):
@@ -44,7 +44,7 @@ def test_what_was_done_beyond_the_frontier_is_not_repeated(kafka):
     def make():
         app = kafka.app(group=group)
 
-        @app.consume(source, retry=weft.Retry(attempts=1, remember=False))
+        @app.consume(source, retry=perkey.Retry(attempts=1, remember=False))
         async def handler(record):
             calls.append(record.offset)
             if broken and record.offset in (2, 5):
@@ -69,7 +69,7 @@ def test_metadata_of_another_user_is_ignored_with_one_warning(kafka, caplog):
     kafka.fill(source, [b"x"] * 3)
     kafka.commit(group, source, 1, "committed by hand")
     app, seen = collector(kafka, source, group)
-    with caplog.at_level(logging.WARNING, "weft"):
+    with caplog.at_level(logging.WARNING, "perkey"):
         kafka.drain(app)
     assert seen == [1, 2]
     assert caplog.text.count("metadata ignored") == 1
@@ -83,7 +83,7 @@ def test_an_offset_past_the_end_stops_the_run_and_names_the_cure(kafka):
     app, seen = collector(kafka, source, group)
     report = kafka.start(app).wait(60)
     assert report.exit_code == 1
-    for word in (source, "100", "on_offset_lost", "weft offsets set"):
+    for word in (source, "100", "on_offset_lost", "perkey offsets set"):
         assert word in report.reason
     assert seen == []
     assert kafka.committed(group, source) == 100
@@ -96,7 +96,7 @@ def test_an_offset_past_the_end_continues_where_it_is_reported(kafka, caplog, ch
     kafka.fill(source, [b"x"] * 3)
     kafka.commit(group, source, 100)
     app, seen = collector(kafka, source, group, on_offset_lost=choice)
-    with caplog.at_level(logging.WARNING, "weft"):
+    with caplog.at_level(logging.WARNING, "perkey"):
         assert kafka.drain(app).exit_code == 0
     assert seen == expected
     assert "past the end of the log" in caplog.text
@@ -110,7 +110,7 @@ def test_a_commit_below_the_start_of_the_log_continues_at_the_start(kafka, caplo
     kafka.commit(group, source, 1)
     kafka.delete_before(source, 4)
     app, seen = collector(kafka, source, group)
-    with caplog.at_level(logging.WARNING, "weft"):
+    with caplog.at_level(logging.WARNING, "perkey"):
         assert kafka.drain(app).exit_code == 0
     assert seen == [4, 5]
     assert "retention deleted" in caplog.text
@@ -143,8 +143,8 @@ def test_commits_come_by_interval_and_by_number(kafka):
     slow, quick = kafka.name("g"), kafka.name("g")
     kafka.fill(source, [b"x"] * 10)
     for group, policy in (
-        (slow, weft.Commit(interval_s=0.2)),
-        (quick, weft.Commit(interval_s=600, max_records=5)),
+        (slow, perkey.Commit(interval_s=0.2)),
+        (quick, perkey.Commit(interval_s=600, max_records=5)),
     ):
         app = kafka.app(group=group)
         app.consume(source, ordering="partition", commit=policy)(lambda _: None)
@@ -182,7 +182,7 @@ def test_a_topic_recreated_is_another_topic(kafka, properties, count):
     app = kafka.app(group=group, kafka=properties)
     seen = []
 
-    @app.consume(source, commit=weft.Commit(interval_s=0.1))
+    @app.consume(source, commit=perkey.Commit(interval_s=0.1))
     async def handler(record):
         seen.append((record.value, record.offset))
 

@@ -22,15 +22,15 @@ MORE_MB = 25
 PROGRAM = """
 import ctypes, gc, json, os, re, sys, tempfile, threading, time
 from collections import defaultdict
-import weft
-from weft.observe.orders import Order
+import perkey
+from perkey.observe.orders import Order
 
 topic, bootstrap, group, kind, keys, bad, total = json.loads(sys.stdin.readline())
 mended = threading.Event()
 handled = defaultdict(list)
-app = weft.App(group=group, kafka={"bootstrap.servers": bootstrap})
+app = perkey.App(group=group, kafka={"bootstrap.servers": bootstrap})
 
-@app.consume(topic, retry=weft.Retry(attempts=1), on_exhausted=weft.Park(release_after_s=60.0))
+@app.consume(topic, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Park(release_after_s=60.0))
 async def check(record):
     if kind == "parked" and record.key.startswith(b"bad") and not mended.is_set():
         raise ValueError("not mended")

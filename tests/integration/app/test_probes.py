@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[3]
 POD = "10.244.1.7"
 
 APP = """
-import weft
+import perkey
 from pathlib import Path
 import time
 
-app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
+app = perkey.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
 
 @app.consume({topic!r})
 def check(record):
@@ -54,7 +54,7 @@ def test_the_container_is_kubernetes():
     deployment, *_ = yaml.safe_load_all((ROOT / "ops/kubernetes/deployment.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     pod["containers"][0] |= container()
-    pod["volumes"] = [{"name": "weft-token", "secret": {"secretName": "weft-token"}}]
+    pod["volumes"] = [{"name": "perkey-token", "secret": {"secretName": "perkey-token"}}]
     kubernetes_validate.validate(deployment, "1.31", strict=True)
     wrong = copy.deepcopy(deployment)
     wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpget"] = {}
@@ -79,11 +79,13 @@ class Pod:
         self.port = free_port()
         (folder / "token").write_text(token)
         words = [
-            word.replace(":8080", f":{self.port}").replace("/etc/weft/token", str(folder / "token"))
+            word.replace(":8080", f":{self.port}").replace(
+                "/etc/perkey/token", str(folder / "token")
+            )
             for word in self.spec["args"]
         ]
         assert words != self.spec["args"]
-        command = [sys.executable, "-m", "weft.cli.main", *words]
+        command = [sys.executable, "-m", "perkey.cli.main", *words]
         self.process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE)
 
     def probe(self, name: str) -> tuple[int, str]:

@@ -6,14 +6,14 @@ import json
 import threading
 
 import pytest
-from tests.support.command import weft as cli
+from tests.support.command import perkey as cli
 from tests.support.waiting import wait_for
 
-from weft.cli.sources import Where
-from weft.cli.top import Asking
-from weft.kafka import following
-from weft.observe import reports
-from weft.observe.overview import overview
+from perkey.cli.sources import Where
+from perkey.cli.top import Asking
+from perkey.kafka import following
+from perkey.observe import reports
+from perkey.observe.overview import overview
 
 pytestmark = pytest.mark.broker
 
@@ -56,7 +56,7 @@ def test_the_whole_group_is_seen_by_its_reports(kafka, monkeypatch):
         return any("runs in member" in text for text in texts)
 
     wait_for(said)
-    # What `weft top --group` looks at every two seconds.
+    # What `perkey top --group` looks at every two seconds.
     ask = Asking(Where(None, None, group, kafka.bootstrap, topic).runs)
     looked = wait_for(lambda: (o := overview(ask()))["totals"]["remaining"] == 6 and o)
     assert looked["totals"]["members"] == 2

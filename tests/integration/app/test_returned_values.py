@@ -7,7 +7,7 @@ import asyncio
 import pydantic
 import pytest
 
-import weft
+import perkey
 
 
 class Model(pydantic.BaseModel):
@@ -17,8 +17,8 @@ class Model(pydantic.BaseModel):
 
 
 def generated():
-    yield weft.Produce(b"first")
-    yield weft.Produce(b"second")
+    yield perkey.Produce(b"first")
+    yield perkey.Produce(b"second")
 
 
 KINDS = {
@@ -27,18 +27,18 @@ KINDS = {
     "str": (lambda _: "text", [(b"k", b"text")]),
     "json": (lambda _: {"a": [1, 2]}, [(b"k", b'{"a":[1,2]}')]),
     "number": (lambda _: 7, [(b"k", b"7")]),
-    "list in Produce": (lambda _: weft.Produce([1, 2]), [(b"k", b"[1,2]")]),
+    "list in Produce": (lambda _: perkey.Produce([1, 2]), [(b"k", b"[1,2]")]),
     "model": (lambda _: Model(x=3), [(b"k", b'{"x":3}')]),
-    "produce": (lambda _: weft.Produce(b"p"), [(b"k", b"p")]),
-    "null key": (lambda _: weft.Produce(b"p", key=None), [(None, b"p")]),
-    "own key": (lambda _: weft.Produce("p", key="other"), [(b"other", b"p")]),
-    "tombstone": (lambda _: weft.Produce(None), [(b"k", None)]),
-    "named topic": (lambda out: weft.Produce(b"named", topic=out), [(b"k", b"named")]),
+    "produce": (lambda _: perkey.Produce(b"p"), [(b"k", b"p")]),
+    "null key": (lambda _: perkey.Produce(b"p", key=None), [(None, b"p")]),
+    "own key": (lambda _: perkey.Produce("p", key="other"), [(b"other", b"p")]),
+    "tombstone": (lambda _: perkey.Produce(None), [(b"k", None)]),
+    "named topic": (lambda out: perkey.Produce(b"named", topic=out), [(b"k", b"named")]),
     "list": (
-        lambda _: [weft.Produce(b"1"), weft.Produce(b"2")],
+        lambda _: [perkey.Produce(b"1"), perkey.Produce(b"2")],
         [(b"k", b"1"), (b"k", b"2")],
     ),
-    "tuple": (lambda _: (weft.Produce(b"t"),), [(b"k", b"t")]),
+    "tuple": (lambda _: (perkey.Produce(b"t"),), [(b"k", b"t")]),
     "empty list": (lambda _: [], []),
     "generator": (lambda _: generated(), [(b"k", b"first"), (b"k", b"second")]),
 }
@@ -74,19 +74,22 @@ def yields_plain():
 
 
 def raises_midway():
-    yield weft.Produce(b"never sent")
+    yield perkey.Produce(b"never sent")
     raise LookupError("midway")
 
 
 BAD = {
     "plain without output": (lambda: b"x", "give @app.consume(output=TOPIC)"),
-    "list of plain": (lambda: [1], "each is a weft.Produce(...)"),
-    "produce without topic": (lambda: weft.Produce(b"x"), "give topic="),
-    "generator of plain": (yields_plain, "each is a weft.Produce(...)"),
-    "a set in Produce": (lambda: weft.Produce({1}, topic="t"), "bytes, str or what JSON can hold"),
-    "a number as key": (lambda: weft.Produce(b"x", topic="t", key=1), "bytes, str or None"),
-    "odd headers": (lambda: weft.Produce(b"x", topic="t", headers=[1]), "(name, bytes) pairs"),
-    "a set": (lambda: {1}, "return None or weft.Produce"),
+    "list of plain": (lambda: [1], "each is a perkey.Produce(...)"),
+    "produce without topic": (lambda: perkey.Produce(b"x"), "give topic="),
+    "generator of plain": (yields_plain, "each is a perkey.Produce(...)"),
+    "a set in Produce": (
+        lambda: perkey.Produce({1}, topic="t"),
+        "bytes, str or what JSON can hold",
+    ),
+    "a number as key": (lambda: perkey.Produce(b"x", topic="t", key=1), "bytes, str or None"),
+    "odd headers": (lambda: perkey.Produce(b"x", topic="t", headers=[1]), "(name, bytes) pairs"),
+    "a set": (lambda: {1}, "return None or perkey.Produce"),
 }
 
 
@@ -96,7 +99,7 @@ def test_anything_else_is_a_final_failure_that_names_the_fix(kafka):
     kafka.fill(source, [name.encode() for name in BAD])
     app = kafka.app()
 
-    @app.consume(source, on_exhausted=weft.Skip(), value="str")
+    @app.consume(source, on_exhausted=perkey.Skip(), value="str")
     def handler(record):
         return BAD[record.value][0]()
 
@@ -116,9 +119,9 @@ def test_a_generator_that_raises_fails_its_attempt_and_sends_nothing(kafka):
     kafka.fill(source, [b"x"])
     app = kafka.app()
 
-    @app.consume(source, output=out, retry=weft.Retry(attempts=2, delay_s=0))
+    @app.consume(source, output=out, retry=perkey.Retry(attempts=2, delay_s=0))
     def handler(record):
-        return raises_midway() if record.attempt == 1 else weft.Produce(b"whole")
+        return raises_midway() if record.attempt == 1 else perkey.Produce(b"whole")
 
     report = kafka.drain(app)
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 1, 1)
@@ -133,7 +136,7 @@ def test_headers_partition_and_topic_of_an_output(kafka):
 
     @app.consume(source)
     async def handler(record):
-        return weft.Produce(
+        return perkey.Produce(
             b"v", topic=out, partition=2, headers={"a": b"1", "b": None, "c": "text"}
         )
 
@@ -166,9 +169,9 @@ def test_an_output_to_a_missing_topic_fails_the_attempt(kafka):
     kafka.fill(source, [b"x"])
     app = kafka.app(producer={"topic.metadata.propagation.max.ms": 200})
 
-    @app.consume(source, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
+    @app.consume(source, retry=perkey.Retry(attempts=2, delay_s=0), on_exhausted=perkey.Skip())
     async def handler(record):
-        return weft.Produce(b"v", topic="no-such-topic")
+        return perkey.Produce(b"v", topic="no-such-topic")
 
     stream = app.results()
     run = kafka.start(app, until="drained")

@@ -1,4 +1,4 @@
-"""`weft run` as a user calls it: exit codes, one-line errors, and its log."""
+"""`perkey run` as a user calls it: exit codes, one-line errors, and its log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import textwrap
 
 import pytest
 
-from weft.cli import main
+from perkey.cli import main
 
 HEAD = """
-import asyncio, weft
-app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
+import asyncio, perkey
+app = perkey.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
 """
 
 
@@ -26,14 +26,14 @@ OF_THE_MACHINE = (
 
 
 @pytest.fixture
-def weft_run(kafka, tmp_path):
-    """Run `weft run` on a module of this text, to its end."""
+def perkey_run(kafka, tmp_path):
+    """Run `perkey run` on a module of this text, to its end."""
 
     def run(text, *arguments, group=None, target="geofence:app"):
         head = HEAD.format(group=group or kafka.name("g"), bootstrap=kafka.bootstrap)
         (tmp_path / "geofence.py").write_text(head + textwrap.dedent(text))
         return subprocess.run(
-            [sys.executable, "-m", "weft.cli.main", "run", target, *arguments],
+            [sys.executable, "-m", "perkey.cli.main", "run", target, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -46,11 +46,11 @@ def weft_run(kafka, tmp_path):
 
 
 @pytest.mark.broker
-def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
+def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, perkey_run):
     """One line at the start with the options, one a rebalance, one at the end; nothing raw."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 50)
-    ended = weft_run(
+    ended = perkey_run(
         f"""
         @app.consume({source!r})
         async def check(record): ...
@@ -61,7 +61,7 @@ def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
     events = [json.loads(line) for line in ended.stderr.splitlines()]
-    told = [event["event"] for event in events if event["logger"] == "weft"]
+    told = [event["event"] for event in events if event["logger"] == "perkey"]
     told = [what for what in told if what not in OF_THE_MACHINE]
     assert told == ["starting", "assigned", "no commits yet", "revoked", "ended"]
     start, end = events[0], events[-1]
@@ -73,33 +73,33 @@ def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
 
 
 @pytest.mark.broker
-def test_parked_records_end_a_drained_run_with_3(kafka, weft_run):
+def test_parked_records_end_a_drained_run_with_3(kafka, perkey_run):
     """And the last line says why."""
     source = kafka.topic()
     kafka.fill(source, [b"x"])
-    ended = weft_run(
+    ended = perkey_run(
         f"""
-        @app.consume({source!r}, retry=weft.Retry(attempts=1))
+        @app.consume({source!r}, retry=perkey.Retry(attempts=1))
         def check(record): raise ValueError("bröken")
         """,
         "--until", "drained",
     )  # fmt: skip
     assert ended.returncode == 3
     lines = ended.stderr.splitlines()
-    assert lines[-1] == "weft: drained, but parked records remain"
+    assert lines[-1] == "perkey: drained, but parked records remain"
     assert any("record parked" in line and "bröken" in line for line in lines)
     assert ended.stderr.count("Traceback") == 1  # of its last attempt; given up refers to it
     assert 'in check\n    def check(record): raise ValueError("bröken")' in ended.stderr
 
 
 @pytest.mark.broker
-def test_the_policy_stop_ends_with_1(kafka, weft_run):
+def test_the_policy_stop_ends_with_1(kafka, perkey_run):
     """Naming the handler and the record."""
     source = kafka.topic()
     kafka.fill(source, [b"x"])
-    ended = weft_run(
+    ended = perkey_run(
         f"""
-        @app.consume({source!r}, retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+        @app.consume({source!r}, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Stop())
         async def check(record): raise ValueError
         """
     )
@@ -110,7 +110,7 @@ def test_the_policy_stop_ends_with_1(kafka, weft_run):
 BAD = {
     "no module": ("", "nope:app", "module nope does not exist"),
     "no attribute": ("", "geofence:ap", "geofence has no ap: write geofence:app"),
-    "not an app": ("other = 7", "geofence:other", "is of type int, not a weft.App"),
+    "not an app": ("other = 7", "geofence:other", "is of type int, not a perkey.App"),
     "a file": ("", "geofence.py:app", "name the module, not its file"),
     "no colon": ("", "geofence", "write MODULE:ATTRIBUTE, such as geofence:app"),
     "no handler": ("", "geofence:app", "the app has no handler"),
@@ -136,48 +136,48 @@ def test_bad_input_is_one_line_and_exit_code_2(kafka, name, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.delitem(sys.modules, "geofence", raising=False)
-    monkeypatch.setattr("weft.cli.run.set_up", lambda *_: None)
+    monkeypatch.setattr("perkey.cli.run.set_up", lambda *_: None)
     code = main.run(["run", target])
     sys.modules.pop("geofence", None)
     printed = capsys.readouterr()
     assert (code, printed.out) == (2, "")
     (line,) = printed.err.splitlines()
-    assert line.startswith("weft: ")
+    assert line.startswith("perkey: ")
     assert said in line
 
 
-def test_bad_input_in_a_process_of_its_own(weft_run):
+def test_bad_input_in_a_process_of_its_own(perkey_run):
     """The same as the shell sees it."""
-    ended = weft_run("", target="nope:app")
+    ended = perkey_run("", target="nope:app")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("weft: module nope does not exist")
+    assert ended.stderr.startswith("perkey: module nope does not exist")
     assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.broker
-def test_a_failing_lifespan_ends_with_1(kafka, weft_run):
+def test_a_failing_lifespan_ends_with_1(kafka, perkey_run):
     """The last line names it; where it failed stands in the log above."""
     source = kafka.topic()
-    ended = weft_run(
+    ended = perkey_run(
         f"""
         from contextlib import asynccontextmanager
         @asynccontextmanager
         async def lifespan():
             raise OSError("no database")
             yield
-        app = weft.App(group="g", kafka=app.options.kafka, lifespan=lifespan)
+        app = perkey.App(group="g", kafka=app.options.kafka, lifespan=lifespan)
         @app.consume({source!r})
         async def check(record): ...
         """
     )
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert last == "weft: the lifespan failed to open: OSError: no database"
+    assert last == "perkey: the lifespan failed to open: OSError: no database"
 
 
 def test_help_has_an_example(capsys):
     """And names the exit codes."""
     assert main.run(["run", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Example: weft run geofence:app" in shown
+    assert "Example: perkey run geofence:app" in shown
     assert "130 or 143 after a second signal" in shown

@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-import weft
+import perkey
 
 pytestmark = pytest.mark.broker
 
@@ -44,7 +44,7 @@ def test_no_secret_in_logs_snapshots_reprs_or_results(kafka, everything_logged):
         kafka={**SECRETS, "debug": "conf,security,feature,cgrp"}, producer={"sasl.password": CANARY}
     )
 
-    @app.consume(source, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
+    @app.consume(source, retry=perkey.Retry(attempts=2, delay_s=0), on_exhausted=perkey.Skip())
     async def handler(record):
         raise ValueError("ordinary")
 
@@ -75,7 +75,7 @@ def test_no_secret_in_logs_snapshots_reprs_or_results(kafka, everything_logged):
 def test_no_secret_in_errors(kafka, everything_logged, wrong):
     """The message, its causes and the log name the property and not its value."""
     source = kafka.topic()
-    with pytest.raises(weft.WeftError) as caught:
+    with pytest.raises(perkey.PerkeyError) as caught:
         app = kafka.app(kafka=wrong)
         app.consume(source)(print)
         app.run(until="drained")

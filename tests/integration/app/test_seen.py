@@ -12,11 +12,11 @@ import urllib.request
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 
 import pytest
-from tests.support.command import weft as cli
+from tests.support.command import perkey as cli
 from tests.support.waiting import wait_for
 
-import weft
-from weft.errors import FatalError
+import perkey
+from perkey.errors import FatalError
 
 pytestmark = pytest.mark.push
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.push
 def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_SOCKET", "1")
-    monkeypatch.setattr("weft.observe.why.BRIEF_S", 0.0)  # calls that have just started are named
-    monkeypatch.setattr("weft.observe.sentences.BRIEF_S", 0.0)
+    monkeypatch.setenv("PERKEY_SOCKET", "1")
+    monkeypatch.setattr("perkey.observe.why.BRIEF_S", 0.0)  # calls that have just started are named
+    monkeypatch.setattr("perkey.observe.sentences.BRIEF_S", 0.0)
 
 
 def why(*arguments):
-    """The sentences of `weft why`, as JSON has them."""
+    """The sentences of `perkey why`, as JSON has them."""
     done = cli("why", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     (told,) = json.loads(done.stdout)
@@ -60,7 +60,7 @@ def no_broker(kafka, folder):
 def locked_ledger(kafka, folder):
     """Another connection has locked its database."""
     app, other = kafka.app(), sqlite3.connect(folder / "ledger.db", isolation_level=None)
-    ledger = weft.SqlLedger(f"sqlite:///{folder}/ledger.db")
+    ledger = perkey.SqlLedger(f"sqlite:///{folder}/ledger.db")
     app.consume(kafka.topic(), ledger=ledger)(lambda record, tx: None)
     with closing(other):
         other.execute("BEGIN EXCLUSIVE")
@@ -92,7 +92,7 @@ def hanging_lifespan(kafka, folder):
 
 @pytest.mark.parametrize("cause", [no_broker, locked_ledger, hanging_lifespan])
 def test_what_a_start_waits_for_is_named(kafka, cause, tmp_path):
-    """`weft why` and `weft status` answer before there is a member; nothing is left after a stop."""
+    """`perkey why` and `perkey status` answer before there is a member; nothing is left after a stop."""
 
     def start(app):
         with suppress(FatalError):
@@ -101,7 +101,7 @@ def test_what_a_start_waits_for_is_named(kafka, cause, tmp_path):
     with cause(kafka, tmp_path) as (app, text, after):
         starts = threading.Thread(target=start, args=(app,))
         starts.start()
-        wait_for(lambda: list((tmp_path / "weft").glob("*.sock")))
+        wait_for(lambda: list((tmp_path / "perkey").glob("*.sock")))
         (told,) = wait_for(lambda: [o for o in why() if re.search(text, o["text"])], what=why)
         shown = " ".join(cli("status").stdout.split())
         app.stop()
@@ -109,7 +109,7 @@ def test_what_a_start_waits_for_is_named(kafka, cause, tmp_path):
     assert told["text"].startswith("The start has waited for ")
     assert after in told["next"]
     assert "starting unknown remaining in 0 partitions The start has waited for" in shown
-    wait_for(lambda: not list((tmp_path / "weft").glob("*.sock")))
+    wait_for(lambda: not list((tmp_path / "perkey").glob("*.sock")))
 
 
 def test_the_record_that_holds_up_a_commit_is_named(kafka):
@@ -117,7 +117,7 @@ def test_the_record_that_holds_up_a_commit_is_named(kafka):
     source, app, gate = kafka.topic(), kafka.app(), threading.Event()
     kafka.fill(source, [{"value": b"%d" % n, "key": b"cust-%d" % (n % 20)} for n in range(100)])
 
-    @app.consume(source, commit=weft.Commit(interval_s=0.05))
+    @app.consume(source, commit=perkey.Commit(interval_s=0.05))
     def handler(record):
         if record.offset == 3:
             gate.wait(100)
@@ -168,10 +168,10 @@ def test_a_retrying_and_a_parked_record_report_their_error(kafka):
     source, app = kafka.topic(), kafka.app()
     kafka.fill(source, [{"value": b"retry", "key": b"r"}, {"value": b"park", "key": b"p"}])
 
-    @app.consume(source, retry=weft.Retry(attempts=2, delay_s=60.0, jitter=0.0))
+    @app.consume(source, retry=perkey.Retry(attempts=2, delay_s=60.0, jitter=0.0))
     def handler(record):
         if record.value == b"park":
-            raise weft.Reject("no such customer")
+            raise perkey.Reject("no such customer")
         raise ValueError("not yet")
 
     kafka.start(app)
@@ -207,7 +207,7 @@ def test_why_nothing_starts_is_reported(kafka):
     run.wait(60)
     gone = cli("why")
     assert (gone.returncode, gone.stdout) == (2, "")
-    assert gone.stderr.startswith("weft: no running Weft app found on this machine")
+    assert gone.stderr.startswith("perkey: no running Perkey app found on this machine")
 
 
 def test_status_shows_every_run(kafka):
@@ -246,8 +246,10 @@ def test_probes_metrics_and_snapshot_over_http(kafka):
     wait_for(lambda: app.snapshot()["partitions"][0]["in_flight"] == 10)
     text = get(port, "/metrics")[1]
     group = app.options.group
-    assert f'weft_records{{group="{group}",handler="handler",place="running"}} 10.0' in text
-    assert f'weft_remaining_records{{group="{group}",partition="0",topic="{source}"}} 10.0' in text
+    assert f'perkey_records{{group="{group}",handler="handler",place="running"}} 10.0' in text
+    assert (
+        f'perkey_remaining_records{{group="{group}",partition="0",topic="{source}"}} 10.0' in text
+    )
     assert json.loads(get(port, "/snapshot")[1])["partitions"][0]["remaining"] == 10
     told = cli("why", f"{source}:0", "--url", f"http://127.0.0.1:{port}", "--json")
     assert "runs in member" in json.loads(told.stdout)[0]["sentences"][0]["text"]
@@ -270,7 +272,7 @@ def test_worker_processes_are_in_the_metrics(kafka):
     port = run._outside._http.port
     wait_for(lambda: 'outcome="done"} 20.0' in get(port, "/metrics")[1])
     text = get(port, "/metrics")[1]
-    assert re.search(r'weft_handler_seconds_bucket\{.*le="\+Inf"\} 20\.0', text)
+    assert re.search(r'perkey_handler_seconds_bucket\{.*le="\+Inf"\} 20\.0', text)
 
 
 def handled_elsewhere(record):
@@ -296,7 +298,7 @@ def test_a_broker_that_is_away_is_unready_and_not_dead(mortal_broker, tmp_path):
     """Restarting would not bring it back; when it is back, all is well by itself."""
     broker = mortal_broker
     config = {"bootstrap.servers": broker.bootstrap}
-    app = weft.App(group="away", kafka=config, http="127.0.0.1:0")
+    app = perkey.App(group="away", kafka=config, http="127.0.0.1:0")
     app.consume("away.records")(handled_elsewhere)
     broker.create_topic("away.records")
     run = app.start()
@@ -308,7 +310,7 @@ def test_a_broker_that_is_away_is_unready_and_not_dead(mortal_broker, tmp_path):
         assert re.match(r"the broker has not answered for \d+ s", body)
         assert get(port, "/livez") == (200, "ok\n")
         assert "broker" in [one["about"] for one in why()]
-        assert 'weft_halted{cause="broker",group="away"} 1.0' in get(port, "/metrics")[1]
+        assert 'perkey_halted{cause="broker",group="away"} 1.0' in get(port, "/metrics")[1]
         broker.restart()
         wait_for(lambda: get(port, "/readyz")[0] == 200, 60)
     finally:
@@ -318,7 +320,7 @@ def test_a_broker_that_is_away_is_unready_and_not_dead(mortal_broker, tmp_path):
 
 def test_a_blocked_loop_is_dead_after_a_while(kafka, monkeypatch):
     """A handler that never lets the loop turn is what a restart is for."""
-    from weft.runtime.run import outside
+    from perkey.runtime.run import outside
 
     monkeypatch.setattr(outside, "LOOP_BLOCKED_S", 0.5)
     source, gate = kafka.topic(), threading.Event()

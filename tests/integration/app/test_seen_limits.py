@@ -15,11 +15,11 @@ from tests.integration.app.conftest import Kafka
 from tests.support.rights import set_rights
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
-from weft.cli import main
-from weft.cli.top_lines import PARTITIONS_MAX, Wanted, lines
-from weft.observe.overview import overview
+import perkey
+from perkey.broker import LocalBroker
+from perkey.cli import main
+from perkey.cli.top_lines import PARTITIONS_MAX, Wanted, lines
+from perkey.observe.overview import overview
 
 LINE_MAX = 500
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\u202e<script>"
@@ -29,7 +29,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\u202e<script>"
 def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_SOCKET", "1")
+    monkeypatch.setenv("PERKEY_SOCKET", "1")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def one_line(told):
     """The exit code and the line of a refusal."""
     code, out, err = told
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("weft: ")
+    assert err.startswith("perkey: ")
     assert len(err) < LINE_MAX
     return code, err
 
@@ -75,7 +75,7 @@ def guarded(rights_broker):
 
 
 def test_a_group_that_we_may_not_see(guarded, said):
-    """Of `weft lag` one line, with what is refused."""
+    """Of `perkey lag` one line, with what is refused."""
     servers = ["--bootstrap-servers", guarded.bootstrap]
     code, line = one_line(said("lag", "--group", "theirs", *servers))
     assert code in (1, 2)
@@ -111,7 +111,7 @@ def test_reports_that_we_may_not_read(guarded, said):
 
 @pytest.mark.broker
 def test_a_group_that_has_committed_nothing(kafka, said):
-    """It exists: it has a member; `weft lag` says what is missing."""
+    """It exists: it has a member; `perkey lag` says what is missing."""
     group = kafka.name("g")
     member = Consumer(
         {"bootstrap.servers": kafka.bootstrap, "group.id": group, "enable.auto.commit": False}
@@ -122,7 +122,7 @@ def test_a_group_that_has_committed_nothing(kafka, said):
         code, line = one_line(said("lag", "--group", group, "--bootstrap-servers", kafka.bootstrap))
     finally:
         member.close()
-    told = f"weft: group {group} has committed nothing yet at {kafka.bootstrap}\n"
+    told = f"perkey: group {group} has committed nothing yet at {kafka.bootstrap}\n"
     assert (code, line) == (2, told)
 
 
@@ -135,7 +135,7 @@ def test_hostile_keys_and_errors_are_short_and_harmless(kafka, said):
     topic, app = kafka.topic(), kafka.app()
     kafka.fill(topic, [{"key": HOSTILE + "k" * 1000, "value": b"bad"}] * 2)
 
-    @app.consume(topic, retry=weft.Retry(attempts=1))
+    @app.consume(topic, retry=perkey.Retry(attempts=1))
     def check(record):
         raise ValueError(HOSTILE + "e" * 1_000_000)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.app.conftest import Kafka
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 HANGS = {
     "async waits": "async def handler(record): print('in', flush=True); await asyncio.sleep(600)",
@@ -35,16 +35,16 @@ def pushed(*names):
 
 @pytest.fixture
 def started(kafka, tmp_path):
-    """Run `weft run` on a module of this text in a process of its own."""
+    """Run `perkey run` on a module of this text in a process of its own."""
     processes = []
 
     def start(text, *arguments):
         (tmp_path / "geofence.py").write_text(
-            f"import asyncio, os, sys, time, weft\nBROKERS = {kafka.bootstrap!r}\n"
+            f"import asyncio, os, sys, time, perkey\nBROKERS = {kafka.bootstrap!r}\n"
             + textwrap.dedent(text)
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft.cli.main", "run", "geofence:app", *arguments],
+            [sys.executable, "-m", "perkey.cli.main", "run", "geofence:app", *arguments],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,7 +64,7 @@ def started(kafka, tmp_path):
 def app_with(handler, source, group, **options):
     extra = "".join(f", {name}={value!r}" for name, value in options.items())
     return (
-        f"app = weft.App(group={group!r}, kafka={{'bootstrap.servers': BROKERS}}{extra})\n"
+        f"app = perkey.App(group={group!r}, kafka={{'bootstrap.servers': BROKERS}}{extra})\n"
         f"@app.consume({source!r})\n{handler}\n"
     )
 
@@ -121,7 +121,7 @@ def test_a_signal_while_the_app_still_starts_ends_it_immediately(kafka, started)
             print("in", flush=True)
             await asyncio.sleep(600)
             yield
-        app = weft.App(group="g", kafka={{"bootstrap.servers": BROKERS}}, lifespan=lifespan)
+        app = perkey.App(group="g", kafka={{"bootstrap.servers": BROKERS}}, lifespan=lifespan)
         @app.consume({kafka.topic()!r})
         async def handler(record): ...
         """
@@ -218,7 +218,7 @@ def test_a_stop_with_the_brokers_gone_is_bounded(mortal_broker):
     app = kafka.app(drain_timeout_s=1.0)
     seen = []
 
-    @app.consume(source, commit=weft.Commit(interval_s=60))
+    @app.consume(source, commit=perkey.Commit(interval_s=60))
     async def handler(record):
         seen.append(record)
 

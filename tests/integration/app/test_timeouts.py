@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 pytestmark = pytest.mark.push
 
@@ -21,7 +21,7 @@ def test_an_async_attempt_is_cancelled_and_failed(kafka):
     app = kafka.app()
     seen = []
 
-    @app.consume(source, timeout_s=0.2, retry=weft.Retry(delay_s=0))
+    @app.consume(source, timeout_s=0.2, retry=perkey.Retry(delay_s=0))
     async def handler(record):
         if record.attempt == 1:
             try:
@@ -42,7 +42,7 @@ def test_an_async_handler_that_swallows_its_cancellation_has_failed_all_the_same
     kafka.fill(source, [b"x"])
     app = kafka.app()
 
-    @app.consume(source, output=out, timeout_s=0.1, retry=weft.Retry(delay_s=0))
+    @app.consume(source, output=out, timeout_s=0.1, retry=perkey.Retry(delay_s=0))
     async def handler(record):
         if record.attempt == 1:
             try:
@@ -64,7 +64,7 @@ def test_an_explicit_batch_that_acknowledged_all_and_hangs_is_ended_by_its_time(
     ended = []
 
     @app.consume(
-        source, timeout_s=0.2, concurrency=1, batch=weft.Batch(1, linger_s=0, ack="explicit")
+        source, timeout_s=0.2, concurrency=1, batch=perkey.Batch(1, linger_s=0, ack="explicit")
     )
     async def handler(batch):
         for record in batch:
@@ -86,7 +86,7 @@ def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
     app = kafka.app()
     order, go_on = [], threading.Event()
 
-    @app.consume(source, output=out, timeout_s=0.2, concurrency=5, retry=weft.Retry(delay_s=0))
+    @app.consume(source, output=out, timeout_s=0.2, concurrency=5, retry=perkey.Retry(delay_s=0))
     def handler(record):
         order.append((record.value, record.attempt))
         if record.value == b"slow" and record.attempt == 1:

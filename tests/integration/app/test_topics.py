@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -64,7 +64,9 @@ def test_two_patterns_on_one_topic_are_refused_before_anything_is_consumed(kafka
     app = kafka.app()
     app.consume(f"^{stem}\\.a")(lambda _: None)
     app.consume(f"^{stem}\\..*b$")(lambda _: None)
-    with pytest.raises(weft.ConfigError, match=f"{stem}.ab.*matches two patterns.*name the topic"):
+    with pytest.raises(
+        perkey.ConfigError, match=f"{stem}.ab.*matches two patterns.*name the topic"
+    ):
         app.run()
 
 
@@ -151,7 +153,7 @@ def test_several_apps_run_in_one_process(kafka):
     [
         {"delivery": "exactly_once"},
         {"delivery": "at_most_once"},
-        pytest.param({"commit": weft.Commit(each=True)}, marks=pytest.mark.long),
+        pytest.param({"commit": perkey.Commit(each=True)}, marks=pytest.mark.long),
         pytest.param({}, marks=pytest.mark.long),
     ],
     ids=str,

@@ -9,7 +9,7 @@ import sys
 import pydantic
 import pytest
 
-import weft
+import perkey
 
 
 class Order(pydantic.BaseModel):
@@ -23,7 +23,7 @@ def records_of(kafka, source, **options):
     app = kafka.app()
     records = []
 
-    @app.consume(source, on_exhausted=weft.Skip(), **options)
+    @app.consume(source, on_exhausted=perkey.Skip(), **options)
     def handler(record):
         records.append(record)
 

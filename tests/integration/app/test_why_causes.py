@@ -1,6 +1,6 @@
 """Every place and every cause, brought about and asked for through the socket.
 
-One row each: what brings it about, what `weft why` is asked, and what it says.
+One row each: what brings it about, what `perkey why` is asked, and what it says.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from confluent_kafka import Producer
 from tests.integration.app.conftest import Kafka
 from tests.support.waiting import wait_for
 
-import weft
-from weft.account.account import HALTS, PLACES
-from weft.broker import LocalBroker
-from weft.cli import main
-from weft.observe import sentences
-from weft.observe.orders import Order
-from weft.runtime.member import refetching, run_log
+import perkey
+from perkey.account.account import HALTS, PLACES
+from perkey.broker import LocalBroker
+from perkey.cli import main
+from perkey.observe import sentences
+from perkey.observe.orders import Order
+from perkey.runtime.member import refetching, run_log
 
 pytestmark = pytest.mark.push
 
@@ -42,7 +42,7 @@ MANY = 12_000
 def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_SOCKET", "1")
+    monkeypatch.setenv("PERKEY_SOCKET", "1")
     monkeypatch.setattr(run_log, "FAILING_S", 0.0)
     monkeypatch.setattr(sentences, "BRIEF_S", 0.0)  # advice for calls that have just started
 
@@ -135,7 +135,7 @@ def output(stage: Stage, **how: Any) -> None:
 
     def handler(record):
         stage.gate.wait(120)
-        return weft.Produce(b"out", topic=out)
+        return perkey.Produce(b"out", topic=out)
 
     stage.start(keyed("a"), handler, **how)
     stage.until("in_flight", 1)
@@ -152,7 +152,7 @@ def ready(stage):
 
 
 def gathering(stage):
-    batch = weft.Batch(max_records=100, linger_s=60.0)
+    batch = perkey.Batch(max_records=100, linger_s=60.0)
     stage.start([b"x"] * 3, lambda batch: None, batch=batch)
     return f"{stage.topic}:0:1"
 
@@ -216,7 +216,7 @@ def sending(stage):
 
 def committing(stage):
     stage.mortal()
-    stage.start(keyed("a"), commit=weft.Commit(each=True))
+    stage.start(keyed("a"), commit=perkey.Commit(each=True))
     stage.until("in_flight", 1)
     stage.freeze()
     stage.gate.set()
@@ -233,17 +233,17 @@ def fails(record):
 
 
 def retrying(stage):
-    stage.start(keyed("a"), fails, retry=weft.Retry(attempts=2, delay_s=60.0))
+    stage.start(keyed("a"), fails, retry=perkey.Retry(attempts=2, delay_s=60.0))
     return f"{stage.topic}:0"
 
 
 def failing(stage):
-    retry = weft.Retry(attempts=None, delay_s=0.001, delay_max_s=0.1)
+    retry = perkey.Retry(attempts=None, delay_s=0.001, delay_max_s=0.1)
     stage.start(keyed("a", "b"), fails, retry=retry)
 
 
 def parked(stage):
-    stage.start(keyed("a"), fails, retry=weft.Retry(attempts=1))
+    stage.start(keyed("a"), fails, retry=perkey.Retry(attempts=1))
     return f"{stage.topic}:0"
 
 
@@ -251,7 +251,7 @@ def fetching(stage):
     """It is released, and the log is not read while the gate is closed."""
     patch = stage.request.getfixturevalue("monkeypatch")
     patch.setattr(refetching, "fetch", lambda *_: stage.gate.wait(120) and iter(()))
-    run = stage.start(keyed("a"), fails, retry=weft.Retry(attempts=1))
+    run = stage.start(keyed("a"), fails, retry=perkey.Retry(attempts=1))
     stage.until("parked", 1)
     release = Order("release", "a test", "id", stage.topic, records=((0, 0),))
     wait_for(lambda: run.control.obey(release).outcome == "done", WAIT_S)
@@ -267,7 +267,7 @@ def unfetched(stage):
         if record.key in (b"slow", b"last"):
             stage.gate.wait(120)
 
-    first = stage.start(records, handler, app=group, commit=weft.Commit(interval_s=0.05))
+    first = stage.start(records, handler, app=group, commit=perkey.Commit(interval_s=0.05))
     stage.until("remaining", 21)
     wait_for(lambda: stage.app.snapshot()["partitions"][0]["map_chars"], WAIT_S)
     first.stop("now")
@@ -321,7 +321,7 @@ def outputs(stage):
 
     def handler(record):
         stage.gate.wait(120)
-        return [weft.Produce(b"out", topic=out)] * 10
+        return [perkey.Produce(b"out", topic=out)] * 10
 
     small = {"producer": {"queue.buffering.max.messages": 10}}
     stage.start([b"x"] * 50, handler, app=small, concurrency=20)
@@ -341,8 +341,8 @@ def results(stage):
 
 
 MEMBER = """
-import sys, weft
-app = weft.App(group="g", kafka={"bootstrap.servers": sys.argv[1]})
+import sys, perkey
+app = perkey.App(group="g", kafka={"bootstrap.servers": sys.argv[1]})
 @app.consume(sys.argv[2])
 def handler(record): ...
 app.run()
@@ -358,7 +358,7 @@ def membership(stage):
     given = [sys.executable, str(script), stage.kafka.bootstrap, topic]
     process = subprocess.Popen(given, env=dict(os.environ))
     stage.processes.append(process)
-    wait_for(lambda: list(stage.folder.glob("weft/*.sock")), WAIT_S)
+    wait_for(lambda: list(stage.folder.glob("perkey/*.sock")), WAIT_S)
     wait_for(lambda: asked("status")[0]["partitions"], WAIT_S)
     stage.freeze()
     process.send_signal(signal.SIGSTOP)
@@ -376,7 +376,7 @@ def outage(stage):
     def handler(record):
         raise OSError("503")
 
-    stage.start([b"x"] * 3, handler, hold=weft.Hold(OSError, probe_s=60))
+    stage.start([b"x"] * 3, handler, hold=perkey.Hold(OSError, probe_s=60))
 
 
 def outage_of_a_value(stage):
@@ -385,14 +385,14 @@ def outage_of_a_value(stage):
     def handler(record):
         raise OSError("503")
 
-    hold = weft.Hold(OSError, probe_s=60, by=lambda record: record.topic)
+    hold = perkey.Hold(OSError, probe_s=60, by=lambda record: record.topic)
     stage.start([b"x"] * 3, handler, hold=hold)
     return f"{stage.topic}:0:2"
 
 
 def budget(stage):
     """One call at a time; the others wait for it."""
-    stage.start([b"x"] * 3, budget=weft.Budget("openai", in_flight=1))
+    stage.start([b"x"] * 3, budget=perkey.Budget("openai", in_flight=1))
 
 
 def in_a_budget(stage):
@@ -407,8 +407,8 @@ def brake(stage):
     def handler(record):
         raise ValueError("no such customer")
 
-    rule = weft.Brake(share=1, at_least=2, probe_s=60)
-    stage.start([b"x"] * 9, handler, concurrency=1, retry=weft.Retry(attempts=1), brake=rule)
+    rule = perkey.Brake(share=1, at_least=2, probe_s=60)
+    stage.start([b"x"] * 9, handler, concurrency=1, retry=perkey.Retry(attempts=1), brake=rule)
 
 
 def slots(stage):
@@ -492,7 +492,7 @@ ROWS = (
     Row(rate_limit, "rate_limit", r"Calls of \S+ wait for its rate_limit_per_s", "raise rate_limit"),
     Row(failing, "failing", r"Every attempt of fails has failed for [\d.]+ s: the last \d\d+, the latest "
         r"with ValueError: no such customer\. Records that wait to be retried: 2\.",
-        "weft pause --handler fails --reason TEXT"),
+        "perkey pause --handler fails --reason TEXT"),
     Row(outage, "outage", r"The service that handler calls has been unavailable for [\d.]+ s: OSError: 503\. "
         r"Records wait",
         "restore that service"),
@@ -502,9 +502,9 @@ ROWS = (
     Row(budget, "budget", r"2 keys of wait_here wait for budget openai \(1 in flight\): 1 call is "
         r"in flight", "they start as calls end"),
     Row(in_a_budget, "budget", r"record 2 waits in the queue of its handler's budget",
-        "weft why names the budget"),
+        "perkey why names the budget"),
     Row(brake, "brake", r"The brake holds handler for [\d.]+ s: 2 of its last 2 records used up their "
-        r"attempts, the latest one with ValueError: no such customer", "weft resume --handler handler"),
+        r"attempts, the latest one with ValueError: no such customer", "perkey resume --handler handler"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),
     Row(open_transaction, "open_transaction", r"\[0\]: the records from offset 1 wait behind an open "
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),
@@ -530,7 +530,7 @@ _told: dict[str, Any] = {}
 
 
 def asked(*arguments: str) -> list[dict[str, Any]]:
-    """The answers of all runs, as `weft … --json` prints them."""
+    """The answers of all runs, as `perkey … --json` prints them."""
     printed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.echo", lambda text, err=False: printed.append(text))

@@ -14,7 +14,7 @@ from tests.integration.app.conftest import Kafka
 from tests.support.exactness import read_committed
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 KINDS = ("async", "threads")
 LINGER_S = 4.0  # in it a busy machine sends a second record
@@ -25,7 +25,7 @@ def as_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if kind == "threads":
         return function
 
-    async def handler(batch: weft.RecordBatch) -> Any:
+    async def handler(batch: perkey.RecordBatch) -> Any:
         return function(batch)
 
     return handler
@@ -36,7 +36,7 @@ def keyed(count: int, keys: int) -> list[dict[str, bytes]]:
     return [{"value": b"%d" % n, "key": b"%d" % (n % keys)} for n in range(count)]
 
 
-def values_of(batch: weft.RecordBatch) -> list[int]:
+def values_of(batch: perkey.RecordBatch) -> list[int]:
     return [int(record.value) for record in batch]
 
 
@@ -45,11 +45,11 @@ class InOrder:
 
     def __init__(self) -> None:
         self.seen: Counter[int] = Counter()
-        self.broken: list[weft.Record] = []
+        self.broken: list[perkey.Record] = []
         self._last: dict[tuple[int, bytes | None], int] = {}
         self._lock = threading.Lock()
 
-    def take(self, record: weft.Record) -> None:
+    def take(self, record: perkey.Record) -> None:
         lane = record.partition, record.key
         with self._lock:
             self.seen[int(record.value)] += 1
@@ -68,13 +68,13 @@ def test_batches_are_full_where_there_is_enough(kafka: Kafka, kind: str) -> None
     kafka.fill(topic, keyed(3000, 20))
     app, sizes, order, repeated_keys = kafka.app(), [], InOrder(), []
 
-    def handle(batch: weft.RecordBatch) -> None:
+    def handle(batch: perkey.RecordBatch) -> None:
         sizes.append(len(batch))
         repeated_keys.append(len(batch) > len({record.key for record in batch}))
         for record in batch:
             order.take(record)
 
-    app.consume(topic, concurrency=4, batch=weft.Batch(50))(as_kind(kind, handle))
+    app.consume(topic, concurrency=4, batch=perkey.Batch(50))(as_kind(kind, handle))
     report = kafka.drain(app)
     assert report.done == 3000
     assert (min(sizes) > 0, max(sizes)) == (True, 50)
@@ -88,8 +88,8 @@ def test_a_batch_that_does_not_fill_starts_after_its_linger(kafka: Kafka) -> Non
     topic = kafka.topic()
     app, started = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(100, linger_s=LINGER_S))
-    async def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, batch=perkey.Batch(100, linger_s=LINGER_S))
+    async def handler(batch: perkey.RecordBatch) -> None:
         started.append((time.time(), values_of(batch), batch[0].timestamp_ms))
 
     kafka.start(app)
@@ -108,8 +108,8 @@ def test_a_full_batch_does_not_linger(kafka: Kafka) -> None:
     topic = kafka.topic()
     app, took = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(5, linger_s=60))
-    async def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, batch=perkey.Batch(5, linger_s=60))
+    async def handler(batch: perkey.RecordBatch) -> None:
         took.append(len(batch))
 
     kafka.start(app)
@@ -124,8 +124,8 @@ def test_concurrency_counts_calls(kafka: Kafka) -> None:
     kafka.fill(topic, keyed(400, 40))
     app, running, most = kafka.app(), 0, 0
 
-    @app.consume(topic, concurrency=2, batch=weft.Batch(20))
-    async def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, concurrency=2, batch=perkey.Batch(20))
+    async def handler(batch: perkey.RecordBatch) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -146,8 +146,8 @@ def test_by_keeps_batches_to_one_partition_or_key(kafka: Kafka, by: str | None) 
     def all_arrived() -> bool:
         return sum(row["highest_seen"] + 1 for row in app.snapshot()["partitions"]) == 900
 
-    @app.consume(topic, concurrency=1, batch=weft.Batch(30, linger_s=0.02, by=by))
-    async def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, concurrency=1, batch=perkey.Batch(30, linger_s=0.02, by=by))
+    async def handler(batch: perkey.RecordBatch) -> None:
         # The first one stays until every partition is there to choose from.
         while not all_arrived():  # noqa: ASYNC110  # what comes in sets no event
             await asyncio.sleep(0.01)
@@ -169,8 +169,8 @@ def test_a_batch_is_a_sequence(kafka: Kafka) -> None:
     kafka.fill(topic, [b"0", b"1", b"2"])
     app, facts = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(3))
-    def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, batch=perkey.Batch(3))
+    def handler(batch: perkey.RecordBatch) -> None:
         facts.append(
             (
                 len(batch),
@@ -195,7 +195,7 @@ def test_halves_find_the_bad_record(kafka: Kafka, kind: str) -> None:
     kafka.fill(topic, keyed(300, 30))
     app, order, attempts = kafka.app(), InOrder(), defaultdict(list)
 
-    def handle(batch: weft.RecordBatch) -> None:
+    def handle(batch: perkey.RecordBatch) -> None:
         if 77 in values_of(batch):
             attempts[77].append(len(batch))
             raise ValueError("77 is bad")
@@ -205,9 +205,9 @@ def test_halves_find_the_bad_record(kafka: Kafka, kind: str) -> None:
     app.consume(
         topic,
         concurrency=4,
-        batch=weft.Batch(64),
-        retry=weft.Retry(attempts=3, delay_s=0.01),
-        on_exhausted=weft.DeadLetter(dead),
+        batch=perkey.Batch(64),
+        retry=perkey.Retry(attempts=3, delay_s=0.01),
+        on_exhausted=perkey.DeadLetter(dead),
     )(as_kind(kind, handle))
     report = kafka.drain(app)
     assert (report.done, report.dead_lettered, report.parked) == (299, 1, 0)
@@ -233,15 +233,15 @@ def test_outputs_of_a_batch_are_stored_before_any_of_it_is_done(
         topic,
         output=output,
         delivery=delivery,
-        batch=weft.Batch(10),
-        retry=weft.Retry(attempts=2, delay_s=0.01),
-        on_exhausted=weft.Skip(),
+        batch=perkey.Batch(10),
+        retry=perkey.Retry(attempts=2, delay_s=0.01),
+        on_exhausted=perkey.Skip(),
     )
-    async def handler(batch: weft.RecordBatch) -> list[weft.Produce]:
+    async def handler(batch: perkey.RecordBatch) -> list[perkey.Produce]:
         if len(batch) == 1 and batch[0].value == b"13":
             order.seen[13] += 100
         return [
-            weft.Produce(b"x" * 5000 if int(r.value) == 13 else r.value, key=r.key) for r in batch
+            perkey.Produce(b"x" * 5000 if int(r.value) == 13 else r.value, key=r.key) for r in batch
         ]
 
     report = kafka.drain(app)
@@ -264,10 +264,10 @@ def test_a_refused_output_condemns_no_other_of_its_transaction(kafka: Kafka) -> 
         topic,
         output=output,
         delivery="exactly_once",
-        retry=weft.Retry(attempts=2, delay_s=0.01),
-        on_exhausted=weft.Skip(),
+        retry=perkey.Retry(attempts=2, delay_s=0.01),
+        on_exhausted=perkey.Skip(),
     )
-    async def handler(record: weft.Record) -> bytes:
+    async def handler(record: perkey.Record) -> bytes:
         return b"x" * 5000 if int(record.value) in (13, 14) else record.value
 
     report = kafka.drain(app)
@@ -282,8 +282,8 @@ def test_a_batch_that_cannot_be_decoded_fails_that_record_alone(kafka: Kafka) ->
     kafka.fill(topic, [b"1", b"{", b"3"])
     app, seen = kafka.app(), []
 
-    @app.consume(topic, value="json", batch=weft.Batch(3), on_exhausted=weft.Skip())
-    async def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, value="json", batch=perkey.Batch(3), on_exhausted=perkey.Skip())
+    async def handler(batch: perkey.RecordBatch) -> None:
         seen.extend(record.value for record in batch)
 
     report = kafka.drain(app)
@@ -297,9 +297,9 @@ def test_a_batch_past_its_timeout_has_failed(kafka: Kafka) -> None:
     app, calls = kafka.app(), []
 
     @app.consume(
-        topic, batch=weft.Batch(4), timeout_s=0.2, retry=weft.Retry(attempts=3, delay_s=0.01)
+        topic, batch=perkey.Batch(4), timeout_s=0.2, retry=perkey.Retry(attempts=3, delay_s=0.01)
     )
-    async def handler(batch: weft.RecordBatch) -> None:
+    async def handler(batch: perkey.RecordBatch) -> None:
         calls.append(len(batch))
         if len(calls) == 1:
             await asyncio.sleep(30)
@@ -315,8 +315,8 @@ def test_ack_is_not_for_batches_acknowledged_together(kafka: Kafka) -> None:
     kafka.fill(topic, [b"0"])
     app, errors = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(1))
-    def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, batch=perkey.Batch(1))
+    def handler(batch: perkey.RecordBatch) -> None:
         for call in (batch.ack, batch.nack):
             with pytest.raises(TypeError, match="explicit") as raised:
                 call(batch[0])
@@ -339,7 +339,7 @@ def test_what_was_acknowledged_is_done_whatever_happens_then(
     kafka.fill(topic, keyed(20, 20))
     app, done, attempts = kafka.app(), Counter[int](), defaultdict(list)
 
-    def handle(batch: weft.RecordBatch) -> None:
+    def handle(batch: perkey.RecordBatch) -> None:
         for record in batch:
             value = int(record.value)
             attempts[value].append(record.attempt)
@@ -350,7 +350,7 @@ def test_what_was_acknowledged_is_done_whatever_happens_then(
             raise RuntimeError("after some acknowledgements")
 
     app.consume(
-        topic, batch=weft.Batch(20, ack="explicit"), retry=weft.Retry(attempts=5, delay_s=0.01)
+        topic, batch=perkey.Batch(20, ack="explicit"), retry=perkey.Retry(attempts=5, delay_s=0.01)
     )(as_kind(kind, handle))
     report = kafka.drain(app)
     assert (report.done, report.failed_attempts) == (20, 20)
@@ -367,11 +367,11 @@ def test_nack_carries_its_error(kafka: Kafka) -> None:
 
     @app.consume(
         topic,
-        batch=weft.Batch(3, ack="explicit"),
-        retry=weft.Retry(attempts=1),
-        on_exhausted=weft.Skip(),
+        batch=perkey.Batch(3, ack="explicit"),
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.Skip(),
     )
-    async def handler(batch: weft.RecordBatch) -> None:
+    async def handler(batch: perkey.RecordBatch) -> None:
         batch.nack(batch[0], KeyError("zero"))
         batch.nack(batch[1], "one is not wanted")
 
@@ -396,15 +396,15 @@ def test_acknowledging_out_of_order_raises(kafka: Kafka, ordering: str, raises: 
     @app.consume(
         topic,
         ordering=ordering,
-        batch=weft.Batch(4, ack="explicit"),
-        retry=weft.Retry(attempts=None, delay_s=0.01),
+        batch=perkey.Batch(4, ack="explicit"),
+        retry=perkey.Retry(attempts=None, delay_s=0.01),
     )
-    async def handler(batch: weft.RecordBatch) -> None:
+    async def handler(batch: perkey.RecordBatch) -> None:
         first = batch[0].attempt == 1 and len(batch) == 4
         for record in batch[1:] if first else batch:
             try:
                 batch.ack(record)
-            except weft.OutOfOrder as error:
+            except perkey.OutOfOrder as error:
                 errors.append(str(error))
             else:
                 done[int(record.value)] += 1
@@ -426,11 +426,11 @@ def test_explicit_outputs_are_stored_before_the_record_is_done(kafka: Kafka) -> 
     @app.consume(
         topic,
         output=output,
-        batch=weft.Batch(20, ack="explicit"),
-        retry=weft.Retry(attempts=2, delay_s=0.01),
-        on_exhausted=weft.Skip(),
+        batch=perkey.Batch(20, ack="explicit"),
+        retry=perkey.Retry(attempts=2, delay_s=0.01),
+        on_exhausted=perkey.Skip(),
     )
-    async def handler(batch: weft.RecordBatch) -> None:
+    async def handler(batch: perkey.RecordBatch) -> None:
         for record in batch:
             batch.ack(record, b"x" * 5000 if record.value == b"7" else record.value)
 
@@ -447,11 +447,11 @@ def test_explicit_handlers_return_none(kafka: Kafka, kind: str) -> None:
     kafka.fill(topic, keyed(2, 2))
     app = kafka.app()
 
-    def handle(batch: weft.RecordBatch) -> Any:  # `str` is refused where it is written
+    def handle(batch: perkey.RecordBatch) -> Any:  # `str` is refused where it is written
         batch.ack(batch[0])
         return "done"
 
-    app.consume(topic, batch=weft.Batch(2, ack="explicit"), on_exhausted=weft.Skip())(
+    app.consume(topic, batch=perkey.Batch(2, ack="explicit"), on_exhausted=perkey.Skip())(
         as_kind(kind, handle)
     )
     results = app.results()
@@ -468,9 +468,9 @@ def test_a_record_of_another_batch_cannot_be_acknowledged(kafka: Kafka) -> None:
     app, errors, batches = kafka.app(), [], []
 
     @app.consume(
-        topic, concurrency=1, batch=weft.Batch(1, ack="explicit"), retry=weft.Retry(2, 0.01)
+        topic, concurrency=1, batch=perkey.Batch(1, ack="explicit"), retry=perkey.Retry(2, 0.01)
     )
-    def handler(batch: weft.RecordBatch) -> None:
+    def handler(batch: perkey.RecordBatch) -> None:
         if batches and batches[0][0].offset != batch[0].offset:
             with pytest.raises(ValueError, match="not in this batch") as raised:
                 batch.ack(batches[0][0])
@@ -490,8 +490,10 @@ def test_acknowledgements_of_a_running_batch_are_committed(kafka: Kafka) -> None
     kafka.fill(topic, keyed(10, 10))
     app, release = kafka.app(), threading.Event()
 
-    @app.consume(topic, batch=weft.Batch(10, ack="explicit"), commit=weft.Commit(interval_s=0.1))
-    def handler(batch: weft.RecordBatch) -> None:
+    @app.consume(
+        topic, batch=perkey.Batch(10, ack="explicit"), commit=perkey.Commit(interval_s=0.1)
+    )
+    def handler(batch: perkey.RecordBatch) -> None:
         for record in batch[:6]:
             threading.Event().wait(0.01)
             batch.ack(record)

@@ -13,8 +13,8 @@ from tests.integration.app.conftest import Kafka
 from tests.support.exactness import read_committed
 from tests.support.waiting import wait_for
 
-import weft
-from weft.kafka import clib
+import perkey
+from perkey.kafka import clib
 
 FATAL_CODES = [
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -72,10 +72,10 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(
     @app.consume(
         topic,
         output=output,
-        retry=weft.Retry(attempts=2, delay_s=0.01),
-        on_exhausted=weft.DeadLetter(dead),
+        retry=perkey.Retry(attempts=2, delay_s=0.01),
+        on_exhausted=perkey.DeadLetter(dead),
     )
-    def handler(record: weft.Record) -> bytes:
+    def handler(record: perkey.Record) -> bytes:
         gate.work(0.005)
         if int(record.value) % 10 == 0:
             failures.append(record.attempt)
@@ -106,7 +106,7 @@ def test_a_transaction_survives_a_fatal_error(kafka: Kafka, gate: Gate) -> None:
     app = kafka.app()
 
     @app.consume(topic, output=output, delivery="exactly_once")
-    def handler(record: weft.Record) -> bytes:
+    def handler(record: perkey.Record) -> bytes:
         gate.work(0.01)
         gate.results += 1
         return record.value

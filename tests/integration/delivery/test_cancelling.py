@@ -15,7 +15,7 @@ from tests.integration.app.conftest import Kafka
 from tests.integration.delivery.test_batches import keyed
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 pytestmark = pytest.mark.push
 
@@ -28,8 +28,8 @@ def test_a_stop_is_reported_in_three_forms(kafka: Kafka) -> None:
     kafka.fill(topic, keyed(20, 20))
     app, told = kafka.app(), Counter[str]()
 
-    @app.consume(topic, concurrency=1, batch=weft.Batch(10))
-    async def waits(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, concurrency=1, batch=perkey.Batch(10))
+    async def waits(batch: perkey.RecordBatch) -> None:
         told["early"] += batch.cancelled + batch.cancel_event.is_set()
         told["running"] += 1
         await asyncio.wait_for(batch.wait_cancelled(), 60)
@@ -48,8 +48,8 @@ def test_a_plain_handler_waits_for_the_event(kafka: Kafka) -> None:
     kafka.fill(topic, keyed(5, 5))
     app, told = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(5))
-    def waits(batch: weft.RecordBatch) -> None:
+    @app.consume(topic, batch=perkey.Batch(5))
+    def waits(batch: perkey.RecordBatch) -> None:
         told.append("runs")
         told.append(batch.cancel_event.wait(60))
 
@@ -82,13 +82,13 @@ def test_acknowledgements_count_until_the_revoke_deadline(kafka: Kafka, protocol
     done, told, late = Counter[int](), threading.Event(), []
     moved = threading.Event()
 
-    def member(slow: bool) -> weft.App:
+    def member(slow: bool) -> perkey.App:
         app = kafka.app(group=group, kafka=config, revoke_timeout_s=REVOKE_S)
         # One batch of all: it must hold a record of whatever partition moves.
         size = {"max_records": 40, "linger_s": 60.0} if slow else {"max_records": 100}
 
-        @app.consume(topic, concurrency=1, batch=weft.Batch(**size, ack="explicit"))
-        def handler(batch: weft.RecordBatch) -> None:
+        @app.consume(topic, concurrency=1, batch=perkey.Batch(**size, ack="explicit"))
+        def handler(batch: perkey.RecordBatch) -> None:
             if slow:
                 started.set()
                 batch.cancel_event.wait(60)
@@ -135,16 +135,16 @@ def test_a_batch_of_a_partition_that_stays_is_left_alone(kafka: Kafka) -> None:
     release = threading.Event()
     first = kafka.app(group=group, kafka=config, revoke_timeout_s=1.0)
 
-    @first.consume(topic, concurrency=2, batch=weft.Batch(10, linger_s=0.1, by="partition"))
-    def holds(batch: weft.RecordBatch) -> None:
+    @first.consume(topic, concurrency=2, batch=perkey.Batch(10, linger_s=0.1, by="partition"))
+    def holds(batch: perkey.RecordBatch) -> None:
         told[batch[0].partition] = False
         while not release.wait(0.02):
             told[batch[0].partition] |= batch.cancelled
 
     second = kafka.app(group=group, kafka=config)
 
-    @second.consume(topic, batch=weft.Batch(10))
-    def ends(batch: weft.RecordBatch) -> None:
+    @second.consume(topic, batch=perkey.Batch(10))
+    def ends(batch: perkey.RecordBatch) -> None:
         """Nothing to do."""
 
     kafka.fill(topic, [b"0"], partition=0)

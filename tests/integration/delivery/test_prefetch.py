@@ -14,7 +14,7 @@ from tests.integration.app.conftest import Kafka
 from tests.integration.delivery.test_batches import InOrder, keyed
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 pytestmark = pytest.mark.push
 
@@ -30,27 +30,29 @@ class Loader:
         self.released: Counter[int] = Counter()
         self.loaded: Counter[int] = Counter()
 
-    def _load(self, records: Sequence[weft.Record]) -> list[int]:
+    def _load(self, records: Sequence[perkey.Record]) -> list[int]:
         self.sizes.append(len(records))
         self.threads.add(threading.current_thread().name)
         values = [int(record.value) for record in records]
         self.loaded.update(values)
         return [10 * value for value in values]
 
-    def plain(self, records: list[weft.Record]) -> list[int]:
+    def plain(self, records: list[perkey.Record]) -> list[int]:
         time.sleep(0.001)  # its work
         return self._load(records)
 
-    async def waiting(self, records: list[weft.Record]) -> tuple[int, ...]:
+    async def waiting(self, records: list[perkey.Record]) -> tuple[int, ...]:
         await asyncio.sleep(0.001)
         return tuple(self._load(records))
 
-    def generator(self, records: list[weft.Record]) -> Generator[list[int], None, None]:
+    def generator(self, records: list[perkey.Record]) -> Generator[list[int], None, None]:
         values = self._load(records)
         yield values
         self.released.update(value // 10 for value in values)
 
-    async def async_generator(self, records: list[weft.Record]) -> AsyncGenerator[list[int], None]:
+    async def async_generator(
+        self, records: list[perkey.Record]
+    ) -> AsyncGenerator[list[int], None]:
         await asyncio.sleep(0.001)
         values = self._load(records)
         yield values
@@ -68,12 +70,12 @@ def test_each_record_has_its_own_value(kafka: Kafka, form: str, kind: str) -> No
     kafka.fill(topic, keyed(COUNT, 40))
     app, loader, order, wrong = kafka.app(), Loader(), InOrder(), []
 
-    def check(record: weft.Record) -> None:
+    def check(record: perkey.Record) -> None:
         order.take(record)
         if record.prefetched != 10 * int(record.value):
             wrong.append(record)
 
-    async def asynchronous(record: weft.Record) -> None:
+    async def asynchronous(record: perkey.Record) -> None:
         check(record)
 
     app.consume(topic, concurrency=40, prefetch=getattr(loader, form))(
@@ -83,7 +85,7 @@ def test_each_record_has_its_own_value(kafka: Kafka, form: str, kind: str) -> No
     assert (wrong, order.broken) == ([], [])
     assert order.seen == loader.loaded == Counter(range(COUNT))
     assert max(loader.sizes) <= 10
-    assert "weft-poll" not in loader.threads
+    assert "perkey-poll" not in loader.threads
     if "generator" in form:
         wait_for(lambda: loader.released == Counter(range(COUNT)))
 
@@ -99,7 +101,7 @@ def test_how_many_are_loaded_together(kafka: Kafka, concurrency: int, most: int)
     app, loader = kafka.app(), Loader()
 
     @app.consume(topic, concurrency=concurrency, prefetch=loader.plain)
-    async def handler(record: weft.Record) -> None:
+    async def handler(record: perkey.Record) -> None:
         await asyncio.sleep(0.001)
 
     kafka.drain(app, 60)
@@ -111,11 +113,11 @@ def test_a_lone_record_waits_five_milliseconds_at_most(kafka: Kafka) -> None:
     topic = kafka.topic()
     app, waits = kafka.app(), []
 
-    def load(records: list[weft.Record]) -> list[float]:
+    def load(records: list[perkey.Record]) -> list[float]:
         return [time.monotonic()] * len(records)
 
     @app.consume(topic, prefetch=load)
-    async def handler(record: weft.Record) -> None:
+    async def handler(record: perkey.Record) -> None:
         waits.append(
             (time.monotonic() - record.prefetched, time.time() - record.timestamp_ms / 1000)
         )
@@ -130,7 +132,7 @@ def test_a_lone_record_waits_five_milliseconds_at_most(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("form", ["raises", "short", "long", "none", "empty generator"])
-@pytest.mark.parametrize("batch", [None, weft.Batch(5)])
+@pytest.mark.parametrize("batch", [None, perkey.Batch(5)])
 def test_a_failing_prefetch_is_a_failed_attempt_of_its_records(
     kafka: Kafka, form: str, batch: Any
 ) -> None:
@@ -139,7 +141,7 @@ def test_a_failing_prefetch_is_a_failed_attempt_of_its_records(
     kafka.fill(topic, keyed(5, 5))
     app, calls, handled = kafka.app(), [], Counter[int]()
 
-    def load(records: list[weft.Record]) -> Any:
+    def load(records: list[perkey.Record]) -> Any:
         calls.append(records)
         if any(record.attempt > 1 for record in records):
             return [record.attempt for record in records]
@@ -147,7 +149,7 @@ def test_a_failing_prefetch_is_a_failed_attempt_of_its_records(
             raise ConnectionError("the cache is away")
         return {"short": [1] * (len(records) - 1), "long": [1] * (len(records) + 1)}.get(form)
 
-    def empty(records: list[weft.Record]) -> Generator[list[int], None, None]:
+    def empty(records: list[perkey.Record]) -> Generator[list[int], None, None]:
         calls.append(records)
         if any(record.attempt > 1 for record in records):
             yield [record.attempt for record in records]
@@ -161,7 +163,7 @@ def test_a_failing_prefetch_is_a_failed_attempt_of_its_records(
         topic,
         batch=batch,
         prefetch=empty if form == "empty generator" else load,
-        retry=weft.Retry(attempts=4, delay_s=0.01),
+        retry=perkey.Retry(attempts=4, delay_s=0.01),
     )(handle)
     results = app.results()
     report = kafka.drain(app)
@@ -177,9 +179,12 @@ def test_a_failing_prefetch_names_the_cure(kafka: Kafka) -> None:
     app = kafka.app()
 
     @app.consume(
-        topic, prefetch=lambda records: [], retry=weft.Retry(attempts=1), on_exhausted=weft.Skip()
+        topic,
+        prefetch=lambda records: [],
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.Skip(),
     )
-    async def handler(record: weft.Record) -> None:
+    async def handler(record: perkey.Record) -> None:
         raise AssertionError("called without what it needs")
 
     results = app.results()
@@ -199,7 +204,7 @@ def test_a_generator_continues_when_its_records_are_finished_with(
     app, running, early = kafka.app(), set[int](), []
     released: list[set[int]] = []
 
-    def load(records: list[weft.Record]) -> Generator[list[None], None, None]:
+    def load(records: list[perkey.Record]) -> Generator[list[None], None, None]:
         mine = {record.offset for record in records}
         running.update(mine)
         yield [None] * len(records)
@@ -207,8 +212,8 @@ def test_a_generator_continues_when_its_records_are_finished_with(
         released.append(mine)
         raise OSError("closing failed")
 
-    @app.consume(topic, prefetch=load, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
-    async def handler(record: weft.Record) -> None:
+    @app.consume(topic, prefetch=load, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
+    async def handler(record: perkey.Record) -> None:
         await asyncio.sleep(0.01 * record.offset)
         running.discard(record.offset)
         if ending == "raises":

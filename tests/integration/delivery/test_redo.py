@@ -1,4 +1,4 @@
-"""`weft redo` with exactly_once: its outputs are written in a transaction, and no offset moves."""
+"""`perkey redo` with exactly_once: its outputs are written in a transaction, and no offset moves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.integration.app.conftest import Kafka
 from tests.support.exactness import read_committed
 from tests.support.waiting import wait_for
 
-import weft
-from weft.codec import decode
-from weft.observe.orders import Answer, Order
+import perkey
+from perkey.codec import decode
+from perkey.observe.orders import Answer, Order
 
 DONE = 6
 
@@ -27,9 +27,9 @@ class Copier:
         self.refuse = False
 
         @app.consume(self.topic, output=self.output, delivery="exactly_once", **options)
-        def copy(record: weft.Record[bytes]) -> weft.Produce:
+        def copy(record: perkey.Record[bytes]) -> perkey.Produce:
             key = b"x" * 2_000_000 if self.refuse else record.key
-            return weft.Produce(record.value, key=key)
+            return perkey.Produce(record.value, key=key)
 
         self.run = kafka.start(app)
         kafka.fill(self.topic, [b"%d" % number for number in range(DONE)], key=b"k")

@@ -14,8 +14,8 @@ from tests.support.exactness import read_committed
 from tests.support.matrix.faults import deny, permit, set_quota
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
+import perkey
+from perkey.broker import LocalBroker
 
 RECORDS, CULPRIT = 900, 450
 
@@ -66,12 +66,12 @@ def test_one_output_that_is_never_taken_ends_its_record_alone(
     @app.consume(
         topic,
         delivery="exactly_once",
-        retry=weft.Retry(attempts=2, delay_s=0.01),
-        on_exhausted=weft.Park() if ending == "park" else weft.DeadLetter(dead),
+        retry=perkey.Retry(attempts=2, delay_s=0.01),
+        on_exhausted=perkey.Park() if ending == "park" else perkey.DeadLetter(dead),
     )
-    async def handler(record: weft.Record) -> weft.Produce:
+    async def handler(record: perkey.Record) -> perkey.Produce:
         culprit = int(record.value) == CULPRIT
-        return weft.Produce(record.value, key=record.key, topic=bad if culprit else output)
+        return perkey.Produce(record.value, key=record.key, topic=bad if culprit else output)
 
     results = app.results()
     began = time.monotonic()
@@ -109,7 +109,7 @@ def test_outputs_get_through_where_the_broker_stores_small_maps_only(
         @app.consume(
             topic, delivery="exactly_once", ordering="unordered", output=output, concurrency=100
         )
-        def handler(record: weft.Record) -> bytes:
+        def handler(record: perkey.Record) -> bytes:
             if record.offset % 2 == 0:
                 released.wait(100)
             return record.value
@@ -145,7 +145,7 @@ def test_more_outputs_than_a_transactions_time_carries_get_through(guarded: Kafk
     )
 
     @app.consume(topic, delivery="exactly_once", output=output, concurrency=200)
-    async def handler(record: weft.Record) -> bytes:
+    async def handler(record: perkey.Record) -> bytes:
         return record.value.ljust(OUTPUT_BYTES, b" ")
 
     began = time.monotonic()

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from tests.integration.app.conftest import Kafka
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 ROOT = Path(__file__).parents[3]
 MB = 2**20
@@ -27,13 +27,13 @@ EACH = 6
 BUFFER_BYTES = 64 * MB
 OVER_MB = 150
 
-#: Its own process, so that the peak is Weft's alone; prints MB before, at the peak, and counts.
+#: Its own process, so that the peak is Perkey's alone; prints MB before, at the peak, and counts.
 MEASURE = """
 import asyncio, json, sys
-import weft
+import perkey
 
 bootstrap, topic, group, records, budget, options = json.loads(sys.argv[1])
-app = weft.App(group, {"bootstrap.servers": bootstrap}, buffer_bytes=budget)
+app = perkey.App(group, {"bootstrap.servers": bootstrap}, buffer_bytes=budget)
 sizes = []
 
 @app.consume(topic, concurrency=16, **options)
@@ -104,7 +104,7 @@ def test_a_record_larger_than_the_whole_budget_passes_alone(kafka: Kafka) -> Non
     app, seen = kafka.app(buffer_bytes=MB), []
 
     @app.consume(topic, concurrency=8)
-    async def handler(record: weft.Record) -> None:
+    async def handler(record: perkey.Record) -> None:
         await asyncio.sleep(0.02)
         seen.append(len(record.value))
 
@@ -124,34 +124,34 @@ def test_several_apps_in_one_process_do_not_disturb_each_other(kafka: Kafka, whe
     release = threading.Event()
     blocked = kafka.app()
 
-    def note(name: str, record: weft.Record) -> None:
+    def note(name: str, record: perkey.Record) -> None:
         seen.setdefault(name, Counter())[int(record.value)] += 1
 
     @apps["plain"].consume(topic)
-    async def plain(record: weft.Record) -> None:
+    async def plain(record: perkey.Record) -> None:
         await asyncio.sleep(0.001)
         note("plain", record)
 
     @apps["exact"].consume(topic, delivery="exactly_once", output=output)
-    async def exact(record: weft.Record) -> bytes:
+    async def exact(record: perkey.Record) -> bytes:
         note("exact", record)
         return record.value
 
     @apps["once"].consume(topic, delivery="at_most_once")
-    def once(record: weft.Record) -> None:
+    def once(record: perkey.Record) -> None:
         note("once", record)
 
-    @apps["batch"].consume(topic, batch=weft.Batch(50))
-    async def batch(batch: weft.RecordBatch) -> None:
+    @apps["batch"].consume(topic, batch=perkey.Batch(50))
+    async def batch(batch: perkey.RecordBatch) -> None:
         for record in batch:
             note("batch", record)
 
-    @apps["failing"].consume(topic, retry=weft.Retry(2, 0.01), on_exhausted=weft.Skip())
-    async def failing(record: weft.Record) -> None:
+    @apps["failing"].consume(topic, retry=perkey.Retry(2, 0.01), on_exhausted=perkey.Skip())
+    async def failing(record: perkey.Record) -> None:
         raise ValueError("always")
 
     @blocked.consume(topic, concurrency=4)
-    def stuck(record: weft.Record) -> None:
+    def stuck(record: perkey.Record) -> None:
         release.wait(60)
 
     hung = kafka.start(blocked)
@@ -175,8 +175,8 @@ def test_several_apps_in_one_process_do_not_disturb_each_other(kafka: Kafka, whe
 
 
 async def serve_together(
-    apps: list[weft.App], seen: dict[str, Counter[int]], count: int
-) -> list[weft.RunReport]:
+    apps: list[perkey.App], seen: dict[str, Counter[int]], count: int
+) -> list[perkey.RunReport]:
     """All of them on this loop until everything is handled."""
     tasks = [asyncio.create_task(app.serve()) for app in apps]
     deadline = time.monotonic() + 60
@@ -192,6 +192,6 @@ async def serve_together(
     return await asyncio.gather(*tasks)
 
 
-def skipped(apps: list[weft.App]) -> int:
+def skipped(apps: list[perkey.App]) -> int:
     """Records that the failing app has given up."""
     return sum(row["skipped"] for app in apps for row in app.snapshot()["handlers"].values())

@@ -16,10 +16,10 @@ from tests.support.chaos import SESSION_S, Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
-from weft.kafka import clib, transactions
-from weft.kafka.ports import Delivery, OutMessage, ToCommit
-from weft.kafka.transactions import KafkaTransactions
+from perkey.broker import LocalBroker
+from perkey.kafka import clib, transactions
+from perkey.kafka.ports import Delivery, OutMessage, ToCommit
+from perkey.kafka.transactions import KafkaTransactions
 
 #: how long a dead one's transaction stays open by itself: more than a busy machine takes
 OPEN_S = 150.0

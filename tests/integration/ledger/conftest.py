@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 def postgresql() -> Iterator[str]:
     """The URL of a PostgreSQL of this session."""
     # Not in pytest's folders: as root the server runs as another user, who may not enter them.
-    folder = Path(tempfile.mkdtemp(prefix="weft-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="perkey-pg-"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # platformdirs has an opinion on XDG_RUNTIME_DIR
         pgserver = pytest.importorskip("pgserver", reason="no PostgreSQL wheel for this Python")
@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     found: str = request.getfixturevalue("postgresql")
     yield found
     with database(found).begin() as connection:
-        for table in ("writes", "weft_ledger", "weft_ledger_meta"):
+        for table in ("writes", "perkey_ledger", "perkey_ledger_meta"):
             connection.execute(text(f"drop table if exists {table}"))
 
 

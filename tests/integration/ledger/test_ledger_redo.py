@@ -1,4 +1,4 @@
-"""`weft redo` of what a ledger knows: handled all the same, and its row replaced with its writes."""
+"""`perkey redo` of what a ledger knows: handled all the same, and its row replaced with its writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sqlalchemy import text
 from tests.integration.ledger.conftest import database
 from tests.support.waiting import wait_for
 
-import weft
-from weft.observe.orders import Answer, Order
-from weft.testing import MemoryKafka
+import perkey
+from perkey.observe.orders import Answer, Order
+from perkey.testing import MemoryKafka
 
 LIMIT_S = 60.0
 INSERT = text("insert into writes values (:v)")
@@ -25,9 +25,9 @@ Writes = Callable[[], list[Any]]
 CRASH = """
 import os, sys
 from sqlalchemy import text
-from weft.ledger import SqlLedger
-from weft.ledger.ledger_run import LedgerRun
-from weft.types import Record, Redone
+from perkey.ledger import SqlLedger
+from perkey.ledger.ledger_run import LedgerRun
+from perkey.types import Record, Redone
 
 ledger = LedgerRun(SqlLedger(sys.argv[1]), "g", use_async=False, concurrency=1)
 
@@ -46,21 +46,21 @@ class Booking:
 
     def __init__(self, url: str, kafka: MemoryKafka, **options: Any) -> None:
         self.fails = False
-        self.app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        self.app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
         use_async = options.pop("use_async", False)
         consume = self.app.consume(
-            "t", ledger=weft.SqlLedger(url, **options.pop("ids", {})), **options
+            "t", ledger=perkey.SqlLedger(url, **options.pop("ids", {})), **options
         )
         consume(self.book_async if use_async else self.book)
         self.run: Any = self.app.start()
 
     def book(self, argument: Any, tx: Any) -> None:
         """A record, or a batch."""
-        for record in [argument] if isinstance(argument, weft.Record) else argument:
+        for record in [argument] if isinstance(argument, perkey.Record) else argument:
             tx.execute(INSERT, {"v": record.value.decode()})
         self._end()
 
-    async def book_async(self, record: weft.Record[bytes], tx: Any) -> None:
+    async def book_async(self, record: perkey.Record[bytes], tx: Any) -> None:
         """The same."""
         await tx.execute(INSERT, {"v": record.value.decode()})
         self._end()
@@ -93,7 +93,7 @@ def booked(url: str, values: list[bytes], **options: Any) -> Iterator[Booking]:
 def rows(url: str) -> dict[str, float]:
     """What the ledger has, and since when."""
     with database(url).begin() as connection:
-        found = connection.execute(text("select id, done_at from weft_ledger"))
+        found = connection.execute(text("select id, done_at from perkey_ledger"))
         return dict(map(tuple, found))
 
 
@@ -128,14 +128,14 @@ def test_one_whose_row_was_pruned_gets_it_back(url: str, writes: Writes) -> None
     """It is known again from then on."""
     with booked(url, [b"a"]) as booking:
         with database(url).begin() as connection:
-            connection.execute(text("delete from weft_ledger"))
+            connection.execute(text("delete from perkey_ledger"))
         assert booking.redo(0).outcome == "done"
         assert (writes(), list(rows(url))) == (["a", "a"], ["0"])
 
 
 def test_two_with_one_id_in_a_batch_are_one_row(url: str, writes: Writes) -> None:
     """Both are handled again, though the second would be a repeat."""
-    options: dict[str, Any] = {"batch": weft.Batch(2, linger_s=0.2), "ids": {"id": one_id}}
+    options: dict[str, Any] = {"batch": perkey.Batch(2, linger_s=0.2), "ids": {"id": one_id}}
     with booked(url, [b"a", b"a"], **options) as booking:
         assert writes() == ["a"]
         assert booking.redo(0, 1).outcome == "done"
@@ -143,7 +143,7 @@ def test_two_with_one_id_in_a_batch_are_one_row(url: str, writes: Writes) -> Non
         assert len(rows(url)) == 1
 
 
-def one_id(record: weft.Record[bytes]) -> bytes:
+def one_id(record: perkey.Record[bytes]) -> bytes:
     """Its value."""
     return record.value
 

@@ -18,8 +18,8 @@ from tests.support.matrix.checking import problems
 from tests.support.matrix.faults import FAULTS, Fault
 from tests.support.matrix.ways import WAYS, Way
 
-import weft
-from weft.kafka import failures
+import perkey
+from perkey.kafka import failures
 
 FIRST, AFTER = 400, 60
 LOST = (1, 33)
@@ -74,7 +74,7 @@ def test_what_is_promised_holds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing is lost, repeats and order are as promised, the run ends or goes on, and says why."""
-    caplog.set_level(logging.INFO, "weft")
+    caplog.set_level(logging.INFO, "perkey")
     live(cell, fault, protocol, monkeypatch)
     cell.lived.log = caplog.text
     assert "secret" not in caplog.text
@@ -126,7 +126,7 @@ def test_a_lost_effect_is_red(
     """Control: one record whose output never comes is found, and nothing else is."""
     plain = ways.output_of
 
-    def lose_one(record: weft.Record) -> weft.Produce | None:
+    def lose_one(record: perkey.Record) -> perkey.Produce | None:
         return None if ways.name_of(record) == LOST else plain(record)
 
     monkeypatch.setattr(ways, "output_of", lose_one)

@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 from tests.integration.app.conftest import _kafka, kafka
 from tests.support.waiting import wait_for
 
-from weft.observe.feed import Feed
-from weft.observe.page import page_routes
-from weft.observe.serving import Serving, listening
+from perkey.observe.feed import Feed
+from perkey.observe.page import page_routes
+from perkey.observe.serving import Serving, listening
 
 __all__ = ["_kafka", "kafka"]
 

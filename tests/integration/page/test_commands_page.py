@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def letters(kafka, page, shop):
     done = []
 
     @app.consume(
-        topic, retry=weft.Retry(attempts=1),
-        on_exhausted=weft.DeadLetter("{topic}.dlq", on_missing="create"),
+        topic, retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.DeadLetter("{topic}.dlq", on_missing="create"),
     )  # fmt: skip
     def check(record):
         if record.value == b"bad" and not done:
@@ -56,7 +56,7 @@ def commanded(page, shop, request):
     app, topic = shop
     done = []
 
-    @app.consume(topic, concurrency=16, retry=getattr(request, "param", weft.Retry(attempts=1)))
+    @app.consume(topic, concurrency=16, retry=getattr(request, "param", perkey.Retry(attempts=1)))
     def check(record):
         if record.value == b"bad" and not done:
             raise KeyError("no such customer")
@@ -141,7 +141,7 @@ def test_a_parked_record_is_released_by_a_button(browser, kafka, commanded):
     address, topic, done = commanded
     kafka.fill(topic, [{"value": b"bad", "key": "cust-17"}])
     browser.open(address)
-    retried = f"weft record retry {topic}:0:0 --reason TEXT --url http://127.0.0.1:"
+    retried = f"perkey record retry {topic}:0:0 --reason TEXT --url http://127.0.0.1:"
     browser.sees(retried, selector=".command code")
     browser.open(f"{address}/#/record/{topic}/0/0")
     browser.sees("parked", "Release", "Skip", "Hold key")
@@ -156,7 +156,7 @@ def test_a_parked_record_is_released_by_a_button(browser, kafka, commanded):
 
 
 @pytest.mark.parametrize(
-    "commanded", [weft.Retry(attempts=9, delay_s=600, delay_max_s=600)], indirect=True
+    "commanded", [perkey.Retry(attempts=9, delay_s=600, delay_max_s=600)], indirect=True
 )
 def test_failing_records_are_held_skipped_and_retried_by_buttons(browser, kafka, commanded):
     """Each on its own page, at which its next attempt is minutes away."""
@@ -242,7 +242,7 @@ def test_parked_records_are_exported_by_a_button(browser, kafka, commanded, tmp_
     assert [(one["key"], one["value"]) for one in saved] == [("cust-0", "bad"), ("cust-1", "bad")]
     browser.open(f"{address}/#/record/{topic}/0/1")
     browser.sees("parked", "Export key")
-    assert "weft parked export" not in browser.text()
+    assert "perkey parked export" not in browser.text()
 
 
 def choose(browser, name, value):
@@ -331,7 +331,7 @@ def test_no_buttons_unless_commands_are_allowed(browser, kafka, page):
     topic = kafka.topic(1)
     app = kafka.app(group=f"shop-{topic}", http="127.0.0.1:0")
 
-    @app.consume(topic, retry=weft.Retry(attempts=1))
+    @app.consume(topic, retry=perkey.Retry(attempts=1))
     def check(record):
         raise KeyError("no such customer")
 
@@ -341,4 +341,4 @@ def test_no_buttons_unless_commands_are_allowed(browser, kafka, page):
         browser.open(f"{address}{where}")
         browser.sees(f"{topic}[0]", "KeyError")
         assert browser.run("return document.querySelectorAll('button.act').length") == 0
-    browser.sees("weft parked export --group", selector=".command code")
+    browser.sees("perkey parked export --group", selector=".command code")

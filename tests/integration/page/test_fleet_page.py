@@ -11,16 +11,16 @@ import pytest
 from tests.integration.spark.fleet_kit import START_S, kill, running
 from tests.support.waiting import wait_for
 
-from weft.broker.state import free_ports
+from perkey.broker.state import free_ports
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(480)]
 
 #: A member that is not back within 6 s loses its partitions to the other.
 APP = """
 import asyncio
-import weft
+import perkey
 
-app = weft.App(
+app = perkey.App(
     group={group!r},
     kafka={{
         "bootstrap.servers": {bootstrap!r}, "session.timeout.ms": 6000,
@@ -28,7 +28,7 @@ app = weft.App(
     }},
 )
 
-@app.consume({topic!r}, retry=weft.Retry(attempts=2, delay_s=0.1))
+@app.consume({topic!r}, retry=perkey.Retry(attempts=2, delay_s=0.1))
 async def check(record):
     if record.value == b"hang":
         await asyncio.sleep(600)

@@ -10,22 +10,22 @@ import sys
 import urllib.request
 
 import pytest
-from tests.support.command import weft as cli
+from tests.support.command import perkey as cli
 from tests.support.waiting import wait_for
 
-from weft.broker.state import free_ports
+from perkey.broker.state import free_ports
 
 #: the same with shorter waits: reports each half second, silent after three
 MEMBER = """
-import sys, time, weft
-from weft.observe import reports
+import sys, time, perkey
+from perkey.observe import reports
 reports.EVERY_S, reports.SILENT_S = 0.5, 3.0
 bootstrap, group, topic, reported, http = sys.argv[1:]
-app = weft.App(
+app = perkey.App(
     group=group, reports=reported, http=http or None,
     kafka={"bootstrap.servers": bootstrap, "session.timeout.ms": 6000, "fetch.wait.max.ms": 50},
 )
-@app.consume(topic, retry=weft.Retry(attempts=2, delay_s=0.1))
+@app.consume(topic, retry=perkey.Retry(attempts=2, delay_s=0.1))
 def check(record):
     if record.value == b"hang":
         time.sleep(600)
@@ -119,7 +119,7 @@ def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
 
 
 def shots(asked):
-    """The members as `weft status --group` has them."""
+    """The members as `perkey status --group` has them."""
     done = cli("status", *asked, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

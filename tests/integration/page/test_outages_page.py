@@ -1,4 +1,4 @@
-"""Eleven outages on the page, in a real browser: the line that `weft why` has is its headline."""
+"""Eleven outages on the page, in a real browser: the line that `perkey why` has is its headline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.observe.test_outages import (
     stale_leader,
 )
 
-from weft.observe.feed import Feed
+from perkey.observe.feed import Feed
 
 #: what remains is not known while these last
 UNKNOWN = (broker_away, login_refused, stale_leader)

@@ -12,9 +12,9 @@ import urllib.request
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker.state import free_ports
-from weft.observe.feed import Feed, view_of
+import perkey
+from perkey.broker.state import free_ports
+from perkey.observe.feed import Feed, view_of
 
 EVIL_KEY = "<script>document.title='owned'</script>"
 EVIL_ERROR = "<img src=x onerror=\"document.title='owned'\">\x1b[2J\x00" + "x" * 1_000_000
@@ -54,7 +54,7 @@ class Trouble:
         self.go = threading.Event()
         self.app = kafka.app(group=f"shop-{topic}", http="127.0.0.1:0")
 
-        @self.app.consume(topic, concurrency=16, retry=weft.Retry(attempts=3, delay_s=0.2))
+        @self.app.consume(topic, concurrency=16, retry=perkey.Retry(attempts=3, delay_s=0.2))
         def check(record):
             if record.key == b"cust-17":
                 self.go.wait(60)
@@ -63,7 +63,7 @@ class Trouble:
             elif record.key == b"bad":
                 raise KeyError("no such customer: 4711")
             elif record.key == b"later":
-                raise weft.RetryAfter(600)
+                raise perkey.RetryAfter(600)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_group_at_a_glance(browser, page, trouble):
     # One headline: how bad, which record in bold, and what to type. A call of less than 5 s is no hang.
     wait_for(lambda: browser.text(".why .badge") in ("Hangs", "Stuck"))
     assert f"{topic}[" in browser.text(".why .said b")
-    browser.sees(f"weft why {topic}:", "--url http://127.0.0.1:", selector=".command code")
+    browser.sees(f"perkey why {topic}:", "--url http://127.0.0.1:", selector=".command code")
     wait_for(lambda: browser.run(POINT) or "records/s" in browser.text("#tip"))
     browser.shoot("group")
 
@@ -270,8 +270,8 @@ def test_it_is_live(browser, page, kafka, trouble):
 
 
 MEMBER = """
-import sys, time, weft
-app = weft.App(group=sys.argv[2], kafka={"bootstrap.servers": sys.argv[1]}, http=sys.argv[4])
+import sys, time, perkey
+app = perkey.App(group=sys.argv[2], kafka={"bootstrap.servers": sys.argv[1]}, http=sys.argv[4])
 @app.consume(sys.argv[3])
 def check(record):
     time.sleep(0.05)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.chaos import Chaos
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 
 @pytest.fixture

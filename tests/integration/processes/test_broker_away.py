@@ -10,7 +10,7 @@ import pytest
 from tests.support.chaos import SESSION_S, Chaos
 from tests.support.verdict import Excuse
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 
 def away(broker: LocalBroker, seconds: float) -> None:

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from tests.support.chaos import ONE_ON_A_PUSH, SESSION_S, Chaos
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
-from weft.kafka.consumer import KafkaConsumer
+from perkey.broker import LocalBroker
+from perkey.kafka.consumer import KafkaConsumer
 
 LEAVE_S = 10.0  # what a member grants the group to let it go; more than any protocol needs
 MARGIN_S = 20.0  # a busy machine's
@@ -55,7 +55,7 @@ def test_a_kip_848_member_that_leaves_during_its_join_is_gone(
 
     Its partitions waited for its session (45 s), also after a drain that found nothing to do.
     """
-    monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", 60.0)
+    monkeypatch.setattr("perkey.kafka.consumer.JOIN_END_S", 60.0)
     broker, group = mortal_broker, "leaves-while-joining"
     broker.create_topic(group, partitions=2)
     bootstrap = {"bootstrap.servers": broker.bootstrap, "log_level": 0}

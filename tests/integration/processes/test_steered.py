@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.chaos import PATIENCE_S, Chaos, Child
-from tests.support.command import weft
+from tests.support.command import perkey
 from tests.support.exactness import read_committed
 from tests.support.handler_log import Entry
 from tests.support.verdict import judge
 
-from weft.observe.group_orders import ANSWER, command_key, kind_of, packed
-from weft.observe.orders import order_of
+from perkey.observe.group_orders import ANSWER, command_key, kind_of, packed
+from perkey.observe.orders import order_of
 
 ATTEMPTS = 2
 BECAUSE = ("--reason", "a poisoned release")
@@ -99,34 +99,34 @@ class Steered:
 
     # -- commands --------------------------------------------------------------------------------
 
-    def weft(self, *words: str) -> str:
-        """`weft WORDS…` of the group, given again until every member has obeyed; its output."""
+    def perkey(self, *words: str) -> str:
+        """`perkey WORDS…` of the group, given again until every member has obeyed; its output."""
         said: list[Any] = []
 
         def obeyed() -> bool:
-            said[:] = [weft(*words, *self.servers)]
+            said[:] = [perkey(*words, *self.servers)]
             return said[0].returncode == 0
 
         try:
-            self.run.until(obeyed, PATIENCE_S, f"weft {' '.join(words)}")
+            self.run.until(obeyed, PATIENCE_S, f"perkey {' '.join(words)}")
         except AssertionError:
             raise AssertionError(f"{words}: {said[0].stdout}{said[0].stderr}") from None
         return str(said[0].stdout)
 
     def waiting(self) -> dict[tuple[int, int], bool]:
         """What the commits remember as parked (True) or held."""
-        rows = json.loads(self.weft("parked", "ls", "--group", self.group, "--json"))
+        rows = json.loads(self.perkey("parked", "ls", "--group", self.group, "--json"))
         return {(one["partition"], one["offset"]): one["held_until"] is None for one in rows}
 
     def release_parked(self) -> None:
         """All of them, by the sockets of the members."""
         which = ("--group", self.group, "--where", 'state == "parked"')
-        self.weft("parked", "release", self.topic, *which, *BECAUSE)
+        self.perkey("parked", "release", self.topic, *which, *BECAUSE)
 
     def hold(self) -> None:
-        """The first key by `weft key`, the others as a script does it."""
+        """The first key by `perkey key`, the others as a script does it."""
         by = ("--group", self.group, "--control", self.control)
-        self.weft("key", "hold", "--topic", self.topic, "--key", self.held[0], *by, *BECAUSE)
+        self.perkey("key", "hold", "--topic", self.topic, "--key", self.held[0], *by, *BECAUSE)
         self.by_script("hold", self.held[1:])
 
     def by_script(self, action: str, keys: Sequence[str]) -> None:
@@ -285,7 +285,7 @@ def test_a_poisoned_release_comes_home_in_order(
             scene.start(poisoned=False)
             scene.release_parked()
         scene.wait("E", scene.parked)
-        scene.weft("dlq", "replay", f"{scene.topic}.dlq", "--yes")
+        scene.perkey("dlq", "replay", f"{scene.topic}.dlq", "--yes")
         home = scene.home()
         run.produced.update(home)
         scene.by_script("release", scene.held)

@@ -1,6 +1,6 @@
 """Faults of a cluster of three brokers: how soon every partition is read again. `make chaos-short`.
 
-The producer of the scene has the same cluster: what it waits for is not Weft's. No partition may
+The producer of the scene has the same cluster: what it waits for is not Perkey's. No partition may
 wait more than five seconds longer than it did.
 """
 
@@ -20,8 +20,8 @@ from tests.support.chaos import Chaos, say
 from tests.support.verdict import Excuse
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
+import perkey
+from perkey.broker import LocalBroker
 
 PARTITIONS, LATER_S, SETTLE_S, WAIT_S = 6, 5.0, 5.0, 180.0
 AWAY_S = 40.0
@@ -151,13 +151,13 @@ def test_every_partition_is_read_again(
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_partition_that_the_client_stops_fetching_is_fetched_again(cluster: LocalBroker) -> None:
-    """The watchdog: its log grows, nothing of Weft's pauses it, and 30 s later it is read."""
+    """The watchdog: its log grows, nothing of Perkey's pauses it, and 30 s later it is read."""
     cluster.create_topic("unfetched", 2, replication=3)
-    app = weft.App(group="unfetched", kafka={"bootstrap.servers": cluster.bootstrap})
+    app = perkey.App(group="unfetched", kafka={"bootstrap.servers": cluster.bootstrap})
     read: list[int] = []
 
     @app.consume("unfetched")
-    def handler(record: weft.Record) -> None:
+    def handler(record: perkey.Record) -> None:
         read.append(record.partition)
 
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})

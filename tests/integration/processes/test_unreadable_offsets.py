@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Producer
 from tests.support.chaos import ONE_ON_A_PUSH, PROTOCOLS
 
-import weft
-from weft.broker import LocalBroker
-from weft.kafka.consumer import KafkaConsumer
-from weft.kafka.ports import KafkaUnavailable
+import perkey
+from perkey.broker import LocalBroker
+from perkey.kafka.consumer import KafkaConsumer
+from perkey.kafka.ports import KafkaUnavailable
 
 RECORDS = 200
 UNREADABLE = 3
@@ -104,11 +104,11 @@ def first_offsets(consumer: KafkaConsumer, topic: str) -> dict[int, int]:
 
 def run(broker: LocalBroker, topic: str, protocol: str, stop_after: int = 0) -> list[int]:
     """Handle what is there, or stop after so many; the handled values."""
-    app = weft.App(topic, {"bootstrap.servers": broker.bootstrap, **PROTOCOLS[protocol]})
+    app = perkey.App(topic, {"bootstrap.servers": broker.bootstrap, **PROTOCOLS[protocol]})
     handled: list[int] = []
 
     @app.consume(topic, concurrency=8)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         handled.append(int(record.value))
         if len(handled) == stop_after:
             app.stop()

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from weft.broker import LocalBroker
+    from perkey.broker import LocalBroker
 
 
 #: A busy machine takes its time for Java and Python; a test that hangs still ends.
@@ -32,13 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One Spark session on two cores for all tests, with the format `weft` registered.
+    """One Spark session on two cores for all tests, with the format `perkey` registered.
 
     Its event log and the marker are for test_fleet_secrets.py.
     """
     from pyspark.sql import SparkSession
 
-    from weft.spark import KafkaSource
+    from perkey.spark import KafkaSource
 
     os.environ["PYSPARK_PYTHON"] = spark_python.launcher(tmp_path_factory.mktemp("python"))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -151,4 +151,4 @@ def options_of(reader: Any, broker: LocalBroker, topic: str | None, options: dic
     named = {name.replace("__", "."): str(value) for name, value in options.items()}
     if topic is not None:
         named["subscribe"] = topic
-    return reader.format("weft").options(**{"kafka.bootstrap.servers": broker.bootstrap, **named})
+    return reader.format("perkey").options(**{"kafka.bootstrap.servers": broker.bootstrap, **named})

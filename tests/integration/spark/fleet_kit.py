@@ -1,4 +1,4 @@
-"""A fleet as a user runs it, for the tests: an app in a folder, `weft run`, and its witnesses."""
+"""A fleet as a user runs it, for the tests: an app in a folder, `perkey run`, and its witnesses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 from confluent_kafka import Producer
 from tests.support.waiting import wait_for
 
-from weft.broker.state import free_ports
+from perkey.broker.state import free_ports
 
 ROOT = Path(__file__).parents[3]
 #: Long: what comes back sooner came back by its static id, also where the machine stood still.
@@ -33,7 +33,7 @@ END_S = 60
 APP = """
 import asyncio, json, os, time
 from contextlib import asynccontextmanager
-import weft
+import perkey
 from neighbour import line
 
 KAFKA = {kafka!r}
@@ -44,9 +44,9 @@ def note(**fields):
         file.write(line(dict(fields, pid=os.getpid(), at=time.time())))
 
 def be_patient():  # so long a machine may stand still while somebody leaves
-    from weft.kafka import consumer
-    from weft.runtime.member import member
-    from weft.spark.fleet import hosting
+    from perkey.kafka import consumer
+    from perkey.runtime.member import member
+    from perkey.spark.fleet import hosting
     consumer.JOIN_END_S = hosting.ORPHAN_DRAIN_S = member.LEAVE_S = member.LEAVE_LEAST_S = 45
 
 def opened():
@@ -56,13 +56,13 @@ def opened():
 @asynccontextmanager
 async def lifespan(app):
     be_patient()
-    note(what="open", weft=weft.__file__)
+    note(what="open", perkey=perkey.__file__)
     while opened() < {together}:  # nobody begins before the others are there
         await asyncio.sleep(0.05)
     yield "state of " + str(os.getpid())
     note(what="close")
 
-app = weft.App(group={group!r}, kafka=KAFKA, lifespan=lifespan, drain_timeout_s={drain_s})
+app = perkey.App(group={group!r}, kafka=KAFKA, lifespan=lifespan, drain_timeout_s={drain_s})
 
 @app.consume({topic!r}, concurrency={concurrency}{options})
 async def handle(record):
@@ -81,7 +81,7 @@ def line(fields):
 
 @dataclass
 class Fleet:
-    """One `weft run --engine spark` and what it leaves behind."""
+    """One `perkey run --engine spark` and what it leaves behind."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -184,9 +184,9 @@ def running(
     env: dict[str, str] | None = None,
     command: list[str] | None = None,
 ) -> Iterator[Fleet]:
-    """`weft run fleetapp:app …` in that folder, or `command`; killed at the end, with its kin."""
-    run = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app"]
-    conf = ["--conf", f"weft.control.wait_s={wait_s}"]
+    """`perkey run fleetapp:app …` in that folder, or `command`; killed at the end, with its kin."""
+    run = [sys.executable, "-m", "perkey.cli.main", "run", "fleetapp:app"]
+    conf = ["--conf", f"perkey.control.wait_s={wait_s}"]
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})
     }  # fmt: skip

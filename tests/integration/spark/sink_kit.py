@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Message
 from tests.support.exactness import read_committed
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 #: A whole topic is there within this, also where an open transaction has to time out first.
 READ_S = 120.0

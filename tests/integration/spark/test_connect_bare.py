@@ -1,4 +1,4 @@
-"""A Connect server whose Python has no Weft: each of the ways says so in one line."""
+"""A Connect server whose Python has no Perkey: each of the ways says so in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 JOB = """
 import sys
 from pyspark.sql import SparkSession
-from weft.spark import KafkaSource, process
+from perkey.spark import KafkaSource, process
 
 def told(name, action):
     try:
@@ -38,9 +38,9 @@ spark.dataSource.register(KafkaSource)
 rows = spark.range(500).selectExpr("'t' as topic", "0 as partition", "id as offset",
     "cast(cast(id as string) as binary) as key", "cast(null as binary) as value")
 there = {"kafka.bootstrap.servers": sys.argv[2], "topic": "t"}
-read = spark.read.format("weft").options(subscribe="t", **there)
+read = spark.read.format("perkey").options(subscribe="t", **there)
 told("source", lambda: read.load().count())
-told("sink", lambda: rows.select("key", "value").write.format("weft").options(**there)
+told("sink", lambda: rows.select("key", "value").write.format("perkey").options(**there)
     .mode("append").save())
 told("process", lambda: process(rows, lambda record: None).count())
 spark.stop()
@@ -49,12 +49,12 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with all that Weft needs and without Weft."""
+    """A Python with all that Perkey needs and without Perkey."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     packages = home / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
     for path in Path(pytest.__file__).parent.parent.iterdir():
-        if "weft" not in path.name:
+        if "perkey" not in path.name:
             (packages / path.name).symlink_to(path)
     return home / "bin" / "python"
 
@@ -85,10 +85,10 @@ def test_source_sink_and_process_report_what_is_missing(
     assert said.keys() >= {"source", "sink", "process"}, done.stdout + done.stderr[-3_000:]
     for line in said.values():
         assert str(bare) in line
-        assert "has no module weft: install weft[spark]" in line
+        assert "has no module perkey: install perkey[spark]" in line
 
 
-def test_a_fleet_needs_no_weft_there(server, bare, kafka_broker, topic, tmp_path) -> None:
+def test_a_fleet_needs_no_perkey_there(server, bare, kafka_broker, topic, tmp_path) -> None:
     """The app's sources travel with it: the members run, and the drain ends them."""
     name = topic(2, "bare")
     fill(kafka_broker.bootstrap, name, 100, 2)

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.integration.spark.example_kit import EXAMPLES
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -135,7 +135,7 @@ def test_a_delta_table_by_a_fleet_killed_and_resumed_in_other_sizes(broker, tmp_
 
     def fleet(members: int) -> tuple[str, ...]:
         return (
-            "-m", "weft.cli.main", "run", "pipeline.pipeline:app", "--until", "drained",
+            "-m", "perkey.cli.main", "run", "pipeline.pipeline:app", "--until", "drained",
             "--engine", "spark", "--members", str(members), "--conf", "spark.ui.enabled=false",
             "--sink", f"delta:{table}",
             "--sink-schema", "ride long, vehicle string, owner string, cost double",

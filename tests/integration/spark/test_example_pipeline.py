@@ -13,7 +13,7 @@ from tests.integration.spark.example_kit import example, kill, run
 from tests.integration.spark.sink_kit import messages
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
+from perkey.broker import LocalBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -145,13 +145,13 @@ def test_every_ride_is_in_the_table_once_whatever_is_killed(broker, tmp_path, ki
 
 @pytest.mark.long
 def test_the_same_handler_live_between_topics(broker, tmp_path):
-    """`prepare` writes each ride once, `weft run` prices them, the failed are dead letters."""
+    """`prepare` writes each ride once, `perkey run` prices them, the failed are dead letters."""
     feed(broker)
     log = tmp_path / "log"
     step = (broker.bootstrap, str(tmp_path))
     run(SCRIPT, "prepare", *step, log=log, timeout_s=WAIT_S, **owners(tmp_path))
     assert len(messages(broker, "rides.prepared")) == RIDES + 1
-    app = ("-m", "weft.cli.main", "run", "pipeline.pipeline:app", "--until", "drained")
+    app = ("-m", "perkey.cli.main", "run", "pipeline.pipeline:app", "--until", "drained")
     run(*app, log=log, timeout_s=WAIT_S, BOOTSTRAP=broker.bootstrap)
     priced = [json.loads(m.value() or b"") for m in messages(broker, "rides.priced")]
     good = [number for number in range(RIDES) if ride(number)["zone"] != "west"]

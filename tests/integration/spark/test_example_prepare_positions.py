@@ -1,4 +1,4 @@
-"""The two halves of the second example: Spark prepares, a Weft app does the slow part."""
+"""The two halves of the second example: Spark prepares, a Perkey app does the slow part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[dict]:
 
 
 @pytest.mark.long
-def test_prepared_by_spark_and_checked_by_weft(kafka_broker, produce, tmp_path):
+def test_prepared_by_spark_and_checked_by_perkey(kafka_broker, produce, tmp_path):
     """What cannot be read, is nowhere, unknown or not watched is left out; alerts are for those in the zone."""
     for topic in ("gps.raw", "gps.prepared", "geofence.alerts"):
         kafka_broker.create_topic(topic, partitions=1)
@@ -57,7 +57,7 @@ def test_prepared_by_spark_and_checked_by_weft(kafka_broker, produce, tmp_path):
         ("v1", "bob", 48.1),
     ]
 
-    app = ("-m", "weft.cli.main", "run", "check_positions:app", "--until", "drained")
+    app = ("-m", "perkey.cli.main", "run", "check_positions:app", "--until", "drained")
     run(*app, log=tmp_path / "log", timeout_s=200, BOOTSTRAP=bootstrap)
     alerts = values(bootstrap, "geofence.alerts", 2)
     assert sorted(alerts, key=str) == [

@@ -1,4 +1,4 @@
-"""`weft.Budget` in a fleet: the driver lends it, so together the members keep it exactly."""
+"""`perkey.Budget` in a fleet: the driver lends it, so together the members keep it exactly."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.integration.spark.fleet_kit import fill, kill, running, write_app
 from tests.support.plain_fleet import PlainSession
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
-from weft.core.leases import LEASE_S
+import perkey
+from perkey.broker import LocalBroker
+from perkey.core.leases import LEASE_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
 WAIT_S = 200.0
-Start = Callable[..., weft.App]
+Start = Callable[..., perkey.App]
 
 
 def most_together(events: list[dict[str, Any]], without: int | None = None) -> int:
@@ -51,13 +51,13 @@ def noted(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
 @pytest.fixture
 def start(kafka_broker: LocalBroker, tmp_path: Path, monkeypatch) -> Iterator[Start]:
     """A fleet of processes with a handler that notes its calls; ended after the test."""
-    monkeypatch.setattr("weft.spark.fleet.run.open_session", PlainSession().open)
+    monkeypatch.setattr("perkey.spark.fleet.run.open_session", PlainSession().open)
     begun: list[Any] = []
 
-    def begin(budget: weft.Budget, members: int, seconds: float = 0.005) -> weft.App:
+    def begin(budget: perkey.Budget, members: int, seconds: float = 0.005) -> perkey.App:
         name, log = f"lent-{uuid.uuid4().hex[:12]}", str(tmp_path / "calls")
         kafka_broker.create_topic(name, partitions=members)
-        app = weft.App(group=name, kafka={"bootstrap.servers": kafka_broker.bootstrap})
+        app = perkey.App(group=name, kafka={"bootstrap.servers": kafka_broker.bootstrap})
 
         @app.consume(name, concurrency=20, budget=budget)
         async def handle(record):
@@ -81,14 +81,14 @@ def start(kafka_broker: LocalBroker, tmp_path: Path, monkeypatch) -> Iterator[St
         fleet.wait(WAIT_S)
 
 
-def done(app: weft.App) -> int:
+def done(app: perkey.App) -> int:
     """Records that are handled."""
     return int(app.snapshot()["handlers"]["handle"]["done"])
 
 
 def test_fewer_calls_than_members(start, noted, kafka_broker) -> None:
     """Two calls for three members: never more run, and all is handled."""
-    app = start(weft.Budget("b", in_flight=2), 3)
+    app = start(perkey.Budget("b", in_flight=2), 3)
     fill(kafka_broker.bootstrap, app.options.group, 240, 3)
     wait_for(lambda: done(app) == 240, WAIT_S)
     assert most_together(noted()) <= 2
@@ -97,7 +97,7 @@ def test_fewer_calls_than_members(start, noted, kafka_broker) -> None:
 @pytest.mark.long
 def test_what_was_lent_to_a_killed_member_is_lent_to_others(start, noted, kafka_broker) -> None:
     """Its calls are given to others once its process has ended; all is handled."""
-    app = start(weft.Budget("b", in_flight=4), 2, 0.05)
+    app = start(perkey.Budget("b", in_flight=4), 2, 0.05)
     fill(kafka_broker.bootstrap, app.options.group, 600, 2)
     wait_for(lambda: len({one["pid"] for one in noted()}) == 2, WAIT_S)
     dead = noted()[-1]["pid"]
@@ -113,7 +113,7 @@ def test_a_member_with_all_the_work_gets_nearly_all(kafka_broker, tmp_path) -> N
     per_s, records, members = 40, 800, 3
     name = f"lent-{uuid.uuid4().hex[:12]}"
     kafka_broker.create_topic(name, partitions=4)
-    budget = f'weft.Budget("b", per_s={per_s}, in_flight=2)'
+    budget = f'perkey.Budget("b", per_s={per_s}, in_flight=2)'
     write_app(tmp_path, kafka_broker.bootstrap, name, options={"budget": budget}, together=members)
     with running(tmp_path, "--members", str(members)) as fleet:
         wait_for(lambda: len(fleet.events("open")) == members, WAIT_S, "all members")

@@ -103,7 +103,7 @@ def test_standalone_survives_the_loss_of_an_executor(
 ) -> None:
     """An executor's Java is killed: its member comes back on another, and nothing is lost.
 
-    Executors get Weft and the app from the driver; no process stays.
+    Executors get Perkey and the app from the driver; no process stays.
     """
     name = topic(PARTITIONS, "standalone")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
@@ -161,8 +161,8 @@ def test_too_few_slots_is_reported_with_both_numbers(
         wait_for(lambda: fleet.events("open"), START_S, "a member")
         kin = [*fleet.descendants(), *executors(standalone)]
         assert fleet.wait() == 2, fleet.text
-        last = [line for line in fleet.text.splitlines() if line.startswith("weft: ")]
-        assert re.match(r"weft: [12] of 4 members have dialled in after 40 s: ", last[-1]), (
+        last = [line for line in fleet.text.splitlines() if line.startswith("perkey: ")]
+        assert re.match(r"perkey: [12] of 4 members have dialled in after 40 s: ", last[-1]), (
             fleet.text
         )
         assert len(fleet.events("close")) == len(fleet.events("open"))

@@ -45,7 +45,7 @@ def start_server(folder: Path, port: int, *conf: str, **env: str) -> subprocess.
         **os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable, **env,
     }  # fmt: skip
-    # Weft is not on its path: what the executors run comes from the client.
+    # Perkey is not on its path: what the executors run comes from the client.
     environment.pop("PYTHONPATH", None)
     with (folder / "server").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
@@ -94,8 +94,8 @@ def test_a_fleet_over_connect_survives_a_killed_member(
         kill(min(before))
         assert fleet.wait() == 0, fleet.text
         assert {one["pid"] for one in fleet.events("open")} - before
-        # The server's Python has Weft too; what ran came from us.
-        assert all("weft-app-" in one["weft"] for one in fleet.events("open"))
+        # The server's Python has Perkey too; what ran came from us.
+        assert all("perkey-app-" in one["perkey"] for one in fleet.events("open"))
         assert len(fleet.done()) == RECORDS
         assert order_breaks(fleet.events()) == []
         assert f"reason=drained done={RECORDS} " in fleet.text
@@ -116,8 +116,8 @@ PROCESS = """
 import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from weft.spark import process
-from weft.spark.processing.operator import default_slots
+from perkey.spark import process
+from perkey.spark.processing.operator import default_slots
 
 def handle(record):
     return None
@@ -166,7 +166,7 @@ from pyspark.sql import SparkSession
 import fleetapp
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-run = fleetapp.app.start(engine="spark", spark=spark, members=2, conf={"weft.control.wait_s": 150})
+run = fleetapp.app.start(engine="spark", spark=spark, members=2, conf={"perkey.control.wait_s": 150})
 threading.Timer(3.0, run.stop).start()
 report = run.wait()
 print("ended", report.exit_code, report.reason, spark.range(3).count())

@@ -10,15 +10,15 @@ from tests.integration.app.conftest import WAIT_S
 from tests.support.plain_fleet import PlainSession
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
-from weft.cli import control_group
-from weft.cli.main import run as command
+import perkey
+from perkey.broker import LocalBroker
+from perkey.cli import control_group
+from perkey.cli.main import run as command
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
 
-async def handle(record: weft.Record) -> None:
+async def handle(record: perkey.Record) -> None:
     """Nothing to do."""
 
 
@@ -28,11 +28,11 @@ def test_the_members_of_a_fleet_obey_the_control_topic(
 ) -> None:
     """Each member answers for itself; a pause stops both, and a resume ends that."""
     monkeypatch.setattr(control_group, "ANSWERS_S", WAIT_S)  # a busy machine is patient
-    monkeypatch.setattr("weft.spark.fleet.run.open_session", PlainSession().open)
+    monkeypatch.setattr("perkey.spark.fleet.run.open_session", PlainSession().open)
     name = f"steered-{uuid.uuid4().hex[:12]}"
     kafka_broker.create_topic(name, partitions=2)
     servers = kafka_broker.bootstrap
-    app = weft.App(group=name, kafka={"bootstrap.servers": servers}, control=f"{name}.control")
+    app = perkey.App(group=name, kafka={"bootstrap.servers": servers}, control=f"{name}.control")
     app.consume(name)(handle)
     at = ["--control", f"{name}.control", "--group", name, "--bootstrap-servers", servers]
 

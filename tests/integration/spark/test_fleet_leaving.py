@@ -21,8 +21,8 @@ from tests.integration.spark.fleet_kit import (
 )
 from tests.support.waiting import wait_for
 
-from weft.kafka.consumer import JOIN_END_S, KafkaConsumer
-from weft.kafka.settings import client_settings
+from perkey.kafka.consumer import JOIN_END_S, KafkaConsumer
+from perkey.kafka.settings import client_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -120,7 +120,7 @@ def after_a_moment(seconds: float, call: Callable[[], None]) -> None:
 @pytest.fixture
 def patient(monkeypatch) -> None:
     """A join may end late where the machine stands still; who waits for it waits longer then."""
-    monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", SOON_S)
+    monkeypatch.setattr("perkey.kafka.consumer.JOIN_END_S", SOON_S)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -10,8 +10,8 @@ from benchmarks.spark_lost import PARTITIONS, WAIT_S, Watched, lose
 from tests.support.plain_fleet import PlainSession
 from tests.support.waiting import wait_for
 
-from weft.broker import LocalBroker
-from weft.types import DeliveryName
+from perkey.broker import LocalBroker
+from perkey.types import DeliveryName
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -31,7 +31,7 @@ def slots() -> PlainSession:
 def watched(slots, monkeypatch) -> Iterator[Callable[..., Watched]]:
     """Start a fleet of processes; ended after the test."""
     begun: list[Watched] = []
-    monkeypatch.setattr("weft.spark.fleet.run.open_session", slots.open)
+    monkeypatch.setattr("perkey.spark.fleet.run.open_session", slots.open)
     kafka = {"session.timeout.ms": SESSION_S * 1_000}
 
     def start(

@@ -22,7 +22,7 @@ from tests.integration.spark.fleet_kit import (
 from tests.integration.spark.test_fleet_connect import end, start_server
 from tests.support.waiting import wait_for
 
-import weft
+import perkey
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -99,10 +99,10 @@ def test_the_event_log_has_no_secret(spark, topic, kafka_broker) -> None:
     """Of a fleet in a session that is given; the marker shows that the place is looked at."""
     name = topic(2, "secrets")
     fill(kafka_broker.bootstrap, name, 200, 2)
-    app = weft.App(f"g-{name}", {"bootstrap.servers": kafka_broker.bootstrap, **SECRETS})
+    app = perkey.App(f"g-{name}", {"bootstrap.servers": kafka_broker.bootstrap, **SECRETS})
 
     @app.consume(name)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         """Nothing to do."""
 
     run = app.start(engine="spark", spark=spark, members=1, until="drained")

@@ -31,8 +31,8 @@ from tests.integration.spark.fleet_kit import (
 )
 from tests.support.waiting import wait_for
 
-import weft
-from weft.spark.fleet import roster, settings, slots
+import perkey
+from perkey.spark.fleet import roster, settings, slots
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -48,7 +48,7 @@ class Payload:
 
 
 @asynccontextmanager
-async def lifespan(app: weft.App) -> Any:
+async def lifespan(app: perkey.App) -> Any:
     """Which process this is, and which opening of it."""
     await asyncio.sleep(0)
     yield {"pid": os.getpid(), "opening": uuid.uuid4().hex}
@@ -71,13 +71,13 @@ def app_on(topic, kafka_broker, monkeypatch) -> Any:
     all tests share, and every later one would wait for them.
     """
     monkeypatch.setattr(settings, "DIAL_IN_S", float(START_S))  # Python takes its time to start
-    apps: list[weft.App] = []
+    apps: list[perkey.App] = []
 
-    def make(records: int, **more: Any) -> tuple[weft.App, str]:
+    def make(records: int, **more: Any) -> tuple[perkey.App, str]:
         name = topic(PARTITIONS, "fleet")
         fill(kafka_broker.bootstrap, name, records, PARTITIONS, KEYS)
         kafka = {"bootstrap.servers": kafka_broker.bootstrap, **more.pop("kafka", {})}
-        apps.append(weft.App(group=f"g-{name}", kafka=kafka, **more))
+        apps.append(perkey.App(group=f"g-{name}", kafka=kafka, **more))
         return apps[-1], name
 
     yield make
@@ -86,17 +86,17 @@ def app_on(topic, kafka_broker, monkeypatch) -> Any:
     wait_for(lambda: all(map(over, apps)), 60, "the end of its fleets")
 
 
-def over(app: weft.App) -> bool:
+def over(app: perkey.App) -> bool:
     """It has ended, or was never started."""
     try:
         return app.snapshot()["state"] in ("ended", "failed")
-    except weft.NotStarted:
+    except perkey.NotStarted:
         return True
 
 
 def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     """Results, values of the app's classes, callbacks, a snapshot over all members, a lifespan each."""
-    committed: list[weft.Committed] = []
+    committed: list[perkey.Committed] = []
     assigned: list[Any] = []
     out = topic(1, "out")
     port = free_port()
@@ -109,19 +109,19 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     )
 
     @app.consume(name, value=Payload, concurrency=5, output=out)
-    async def handle(record: weft.Record) -> Any:
+    async def handle(record: perkey.Record) -> Any:
         await asyncio.sleep(0.002)
         return {**app.state, "number": record.value.number}
 
     results = app.results()
-    read: list[weft.Result] = []
+    read: list[perkey.Result] = []
     reader = threading.Thread(target=lambda: read.extend(results), daemon=True)
     reader.start()
     app.pause()  # or the first member could be done before the second one is there
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
     shot = wait_for(lambda: _busy(app.snapshot()), START_S, "both members at work")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        assert "weft_calls_max{" in answer.read().decode()  # the driver answers for all members
+        assert "perkey_calls_max{" in answer.read().decode()  # the driver answers for all members
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/snapshot", timeout=60) as answer:
         assert len(json.load(answer)["members"]) == 2
     where = f"http://127.0.0.1:{port}/why?where={name}:0:0"  # which its member knows alone
@@ -141,7 +141,7 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     assert shot["handlers"]["handle"]["concurrency"] == 10
     assert json.dumps(shot)
     assert {where[0] for where in assigned} == {name}
-    assert {type(one) for one in committed} == {weft.Committed}
+    assert {type(one) for one in committed} == {perkey.Committed}
 
     def ends() -> int:
         return sum({one.partition: one.frontier for one in [*committed]}.values())
@@ -170,11 +170,11 @@ def _busy(shot: dict[str, Any]) -> dict[str, Any] | None:
 
 def test_on_result_and_parked_records(spark, app_on) -> None:
     """on_result runs on the driver; a drained group with parked records ends with exit code 3."""
-    told: list[weft.Result] = []
+    told: list[perkey.Result] = []
     app, name = app_on(200, on_result=told.append)
 
-    @app.consume(name, retry=weft.Retry(attempts=1))
-    def handle(record: weft.Record) -> None:
+    @app.consume(name, retry=perkey.Retry(attempts=1))
+    def handle(record: perkey.Record) -> None:
         if record.key == b"k7":
             raise ValueError("never")
 
@@ -193,7 +193,7 @@ def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
     app, name = app_on(60, lifespan=plain_lifespan)
 
     @app.consume(name, executor="processes", concurrency=1, value=Payload, output=out)
-    def handle(record: weft.Record) -> Any:
+    def handle(record: perkey.Record) -> Any:
         return {"pid": os.getpid(), "opened": app.state, "number": record.value.number}
 
     results = app.results()
@@ -209,17 +209,17 @@ def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
 
 
 @contextmanager
-def plain_lifespan(app: weft.App) -> Any:
+def plain_lifespan(app: perkey.App) -> Any:
     """The process that opened it."""
     yield os.getpid()
 
 
 def test_stop_policy_ends_all_members(spark, app_on) -> None:
-    """weft.Stop() in one member drains the others and ends the run with exit code 1."""
+    """perkey.Stop() in one member drains the others and ends the run with exit code 1."""
     app, name = app_on(400)
 
-    @app.consume(name, retry=weft.Retry(attempts=1), on_exhausted=weft.Stop(), concurrency=2)
-    async def handle(record: weft.Record) -> None:
+    @app.consume(name, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Stop(), concurrency=2)
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(0.01)
         if record.value == b"3":
             raise ValueError("enough")
@@ -236,7 +236,7 @@ def test_app_stop_in_a_handler_ends_all_members(spark, app_on) -> None:
     app, name = app_on(4_000)
 
     @app.consume(name, concurrency=2)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         # What comes after that takes a minute in all: a driver that hears late still stops it.
         await asyncio.sleep(0.005 if record.value in (b"0", b"1") else 0.1)
         if record.value == b"1":
@@ -252,7 +252,7 @@ def test_pause_holds_for_all_members_and_those_to_come(spark, app_on) -> None:
     app, name = app_on(100)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
     app.pause()
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
@@ -267,7 +267,7 @@ def test_a_slow_reader_slows_all_members(spark, app_on) -> None:
     app, name = app_on(12_000)
 
     @app.consume(name, concurrency=10, ordering="unordered")
-    async def handle(record: weft.Record) -> None: ...
+    async def handle(record: perkey.Record) -> None: ...
 
     results = app.results()
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
@@ -291,7 +291,7 @@ def test_a_killed_member_is_back_though_spark_gives_up(spark, app_on, tmp_path) 
     log, scar = str(tmp_path / "log"), str(tmp_path / "scar")
 
     @app.consume(name, concurrency=5)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(0.002)
         fatal = record.partition == 1 and record.value == b"5"
         note(log, scar, fatal, f"{record.partition} {record.offset} {app.state['opening']}")
@@ -316,7 +316,7 @@ def test_exactly_once_survives_a_killed_member(
     log, scar = str(tmp_path / "log"), str(tmp_path / "scar")
 
     @app.consume(name, delivery="exactly_once", output=out, concurrency=5)
-    async def handle(record: weft.Record) -> str:
+    async def handle(record: perkey.Record) -> str:
         await asyncio.sleep(0.002)
         fatal = record.partition == 1 and record.value == b"5"
         note(log, scar, fatal, "called")
@@ -365,7 +365,7 @@ def test_a_member_that_keeps_dying_ends_the_run(spark, app_on, monkeypatch, capl
     app, name = app_on(100)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None:
+    def handle(record: perkey.Record) -> None:
         if record.partition == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -379,16 +379,16 @@ def test_an_error_on_the_executors_is_one_line(spark, app_on) -> None:
     """What fails on every executor ends the start with its story, not with Spark's stacks."""
 
     @asynccontextmanager
-    async def broken(app: weft.App) -> Any:
+    async def broken(app: perkey.App) -> Any:
         raise RuntimeError("no database here")
         yield
 
     app, name = app_on(1, lifespan=broken)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
-    with pytest.raises(weft.FatalError, match=r"^member \d: .*RuntimeError: no database here$"):
+    with pytest.raises(perkey.FatalError, match=r"^member \d: .*RuntimeError: no database here$"):
         app.run(engine="spark", spark=spark, members=2)
 
 
@@ -397,11 +397,11 @@ def test_what_cannot_travel_is_named(spark, app_on) -> None:
     app, name = app_on(1)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None:
+    def handle(record: perkey.Record) -> None:
         with LOCK:
             pass
 
-    with pytest.raises(weft.ConfigError, match=r"handle uses 'LOCK', a lock: .*lifespan="):
+    with pytest.raises(perkey.ConfigError, match=r"handle uses 'LOCK', a lock: .*lifespan="):
         app.run(engine="spark", spark=spark, members=2)
 
 
@@ -410,9 +410,9 @@ def test_more_members_than_slots(spark, app_on) -> None:
     app, name = app_on(1)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
-    with pytest.raises(weft.ConfigError, match=r"runs 2 concurrent tasks and members=3"):
+    with pytest.raises(perkey.ConfigError, match=r"runs 2 concurrent tasks and members=3"):
         app.run(engine="spark", spark=spark, members=3)
 
 
@@ -421,19 +421,19 @@ def test_members_log_values_are_json(spark, app_on, caplog) -> None:
     app, name = app_on(100)
 
     @app.consume(name)
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
-    with caplog.at_level("INFO", "weft"):
+    with caplog.at_level("INFO", "perkey"):
         app.run(engine="spark", spark=spark, members=1, until="drained")
-    assigned = [one.weft for one in caplog.records if "assigned" in one.getMessage()]
+    assigned = [one.perkey for one in caplog.records if "assigned" in one.getMessage()]
     assert assigned[0]["member"] == 0
     assert type(assigned[0]["seconds"]) is float
     assert assigned[0]["event"] == "assigned"
 
 
 DEFAULTS = """
-import weft
-app = weft.App(group="g", kafka={"bootstrap.servers": %r})
+import perkey
+app = perkey.App(group="g", kafka={"bootstrap.servers": %r})
 
 @app.consume(%r)
 def handle(record): ...

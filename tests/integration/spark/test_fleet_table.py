@@ -18,11 +18,11 @@ from tests.integration.spark.fleet_kit import START_S, fill, running
 from tests.integration.spark.sink_kit import messages
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
-from weft.kafka.admin import KafkaAdmin
-from weft.kafka.settings import client_settings
-from weft.spark import DeltaTable
+import perkey
+from perkey.broker import LocalBroker
+from perkey.kafka.admin import KafkaAdmin
+from perkey.kafka.settings import client_settings
+from perkey.spark import DeltaTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -34,8 +34,8 @@ JOB = """
 import asyncio, logging, os, signal, time
 from contextlib import asynccontextmanager
 from pathlib import Path
-import weft
-from weft.spark import DeltaTable, IcebergTable
+import perkey
+from perkey.spark import DeltaTable, IcebergTable
 
 HERE = Path({here!r})
 
@@ -48,7 +48,7 @@ def dies_once(when):
 
 @asynccontextmanager
 async def lifespan(app):
-    from weft.spark.table.line import TableLine
+    from perkey.spark.table.line import TableLine
     real = TableLine.hand_over
     def hand_over(self, *given):
         dies_once("before")
@@ -64,10 +64,10 @@ async def lifespan(app):
     yield
     TableLine.hand_over = real
 
-app = weft.App(group={group!r}, kafka={kafka!r}, lifespan=lifespan, drain_timeout_s=60)
+app = perkey.App(group={group!r}, kafka={kafka!r}, lifespan=lifespan, drain_timeout_s=60)
 
 @app.consume({topic!r}, concurrency=20, value="json", output="unused",
-             retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter({dead!r}))
+             retry=perkey.Retry(attempts=1), on_exhausted=perkey.DeadLetter({dead!r}))
 async def handle(record):
     await asyncio.sleep(0.005)
     for first, gate in {gates!r}.items():
@@ -81,7 +81,7 @@ async def handle(record):
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
-    from weft.spark.table import delta, iceberg
+    from perkey.spark.table import delta, iceberg
     for store in (delta.DeltaStore, iceberg.IcebergStore):
         def append(self, rows, *given, real=store.append):
             if rows.num_rows:
@@ -94,7 +94,7 @@ if __name__ == "__main__":
     table = {table}
     report = app.run(
         engine="spark", members={members}, master="local[{members}]", until="drained", sink=table,
-        conf={{"spark.ui.enabled": "false", "weft.control.wait_s": "{wait_s}"}})
+        conf={{"spark.ui.enabled": "false", "perkey.control.wait_s": "{wait_s}"}})
     raise SystemExit(report.exit_code)
 """
 
@@ -236,16 +236,16 @@ def test_what_cannot_be_is_reported_before_a_job_starts(
 ) -> None:
     """A table with another schema, and a schema that is none: one line, and no member starts."""
     DeltaLog.create(str(tmp_path / "theirs"), pa.schema([("other", pa.int64())]))
-    app = weft.App(group="g-refused", kafka={"bootstrap.servers": kafka_broker.bootstrap})
+    app = perkey.App(group="g-refused", kafka={"bootstrap.servers": kafka_broker.bootstrap})
 
     @app.consume(topic(1, "refused"))
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
     for schema, said in (
         ("n long", "has another schema: it has other int64"),
         ("n lng", "cannot be read"),
     ):
-        with pytest.raises(weft.ConfigError, match=said):
+        with pytest.raises(perkey.ConfigError, match=said):
             app.run(
                 engine="spark", spark=spark, members=1, sink=DeltaTable(tmp_path / "theirs", schema)
             )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark import TaskContext
 
-import weft
-from weft.errors import ConfigError
-from weft.spark import process
+import perkey
+from perkey.errors import ConfigError
+from perkey.spark import process
 
 pytestmark = pytest.mark.spark
 
@@ -109,7 +109,7 @@ def test_failures_are_rows_of_a_job_that_succeeds(records):
         if record.offset % 10 == 3:
             raise ValueError(f"no {record.value.decode()}")
 
-    results = process(records(100), handler, retry=weft.Retry(attempts=2, delay_s=0.001))
+    results = process(records(100), handler, retry=perkey.Retry(attempts=2, delay_s=0.001))
     failed = in_order(results.where("status = 'failed'"))
     assert [row.offset for row in failed] == list(range(3, 100, 10))
     assert {row.attempts for row in failed} == {2}
@@ -122,7 +122,9 @@ def test_stop_ends_the_job_with_one_line(records):
     def handler(record):
         raise ValueError("broken")
 
-    stopping = process(records(1), handler, retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+    stopping = process(
+        records(1), handler, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Stop()
+    )
     with pytest.raises(Exception, match="its policy is Stop: ValueError: broken") as error:
         stopping.collect()
     assert "Traceback" not in str(error.value).partition("JVM stacktrace")[0]
@@ -132,7 +134,7 @@ def test_outputs_are_a_column(records):
     """Ready to be written to Kafka or a table: topic, key, value, headers."""
 
     def handler(record):
-        return [weft.Produce({"n": record.offset}, topic="out", headers=[("h", b"1")])]
+        return [perkey.Produce({"n": record.offset}, topic="out", headers=[("h", b"1")])]
 
     rows = process(records(3), handler).selectExpr("offset", "explode(outputs) as o").collect()
     first = min(rows).o
@@ -151,7 +153,7 @@ def test_options_of_the_decorator_and_the_lifespan(records, tmp_path):
         tell("close")
 
     kafka = {"bootstrap.servers": "127.0.0.1:9"}
-    app = weft.App(group="g", kafka=kafka, lifespan=lifespan)
+    app = perkey.App(group="g", kafka=kafka, lifespan=lifespan)
 
     @app.consume("t", value="json", output="out")
     async def handler(record):
@@ -180,7 +182,7 @@ def test_records_of_a_real_topic_with_timestamps_and_headers(read, topic, produc
     produce(name, ["b"], partition=0, headers=[("h", b"1")], timestamp=1_700_000_000_456)
 
     def handler(record):
-        return weft.Produce(repr(tuple(record)[3:7]), topic="out")
+        return perkey.Produce(repr(tuple(record)[3:7]), topic="out")
 
     df = read(name, includeHeaders="true")
     rows = in_order(process(df, handler))
@@ -271,8 +273,8 @@ def test_a_batch_that_failed_continues_behind_what_it_finished(records, tmp_path
 
     def job(df, **more):
         return process(
-            df, handler, progress=str(tmp_path / "done"), retry=weft.Retry(attempts=1),
-            on_exhausted=weft.Stop(), concurrency=5, **more,
+            df, handler, progress=str(tmp_path / "done"), retry=perkey.Retry(attempts=1),
+            on_exhausted=perkey.Stop(), concurrency=5, **more,
         )  # fmt: skip
 
     df = records(400).repartition(3)

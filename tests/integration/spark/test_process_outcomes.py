@@ -14,13 +14,13 @@ from pydantic import BaseModel
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # the name every Spark job gives it
 
-import weft
-from weft.errors import ConfigError
-from weft.spark import once, process, replay
+import perkey
+from perkey.errors import ConfigError
+from perkey.spark import once, process, replay
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-RETRY = weft.Retry(attempts=1)
+RETRY = perkey.Retry(attempts=1)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_batch_is_counted_as_it_runs(records, tmp_path):
         return fails(record)
 
     rows = process(
-        records(50), handler, retry=weft.Retry(attempts=2, delay_s=0), carry="failed",
+        records(50), handler, retry=perkey.Retry(attempts=2, delay_s=0), carry="failed",
         metrics=counted,
     )  # fmt: skip
     assert rows.columns[-1] == "story"
@@ -210,7 +210,7 @@ def test_what_cannot_be_replayed_is_reported(spark, records, read_stream, topic)
 def test_outputs_become_typed_columns(records, tmp_path):
     """schema=: the values of a record's outputs with the fields asked for; failed rows have none."""
     handler = failing(tmp_path, lambda o: o == 1)
-    handled = process(records(3), handler, retry=RETRY, schema="n long", on_exhausted=weft.Skip())
+    handled = process(records(3), handler, retry=RETRY, schema="n long", on_exhausted=perkey.Skip())
     assert handled.schema["results"].dataType.simpleString() == "array<struct<n:bigint>>"
     rows = {row.offset: row.results for row in handled.collect()}
     assert (rows[0][0].n, rows[1], rows[2][0].n) == (0, None, 2)
@@ -282,7 +282,7 @@ JOB = """
 import sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from weft.spark import process
+from perkey.spark import process
 import beside
 
 def handle(record):
@@ -300,7 +300,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_job_finds_weft_and_its_helpers_on_the_executors(tmp_path):
+def test_a_job_finds_perkey_and_its_helpers_on_the_executors(tmp_path):
     """`.venv/bin/python job.py` as it is: no PYSPARK_PYTHON, no addPyFile, another python3 first."""
     (tmp_path / "lazily").mkdir()
     (tmp_path / "job.py").write_text(JOB)

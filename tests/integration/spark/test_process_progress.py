@@ -21,12 +21,12 @@ JOB = """
 import asyncio, os
 from contextlib import contextmanager
 from pyspark.sql import SparkSession
-import weft
-from weft.spark import process
+import perkey
+from perkey.spark import process
 
 @contextmanager
 def small():
-    from weft.spark.processing import stretches, task
+    from perkey.spark.processing import stretches, task
     stretches.STRETCH_ROWS = task.ROWS_EACH = {stretch}
     yield
 

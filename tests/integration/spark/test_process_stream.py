@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import weft
-from weft.spark import process
+import perkey
+from perkey.spark import process
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +62,7 @@ def test_a_failing_record_does_not_end_the_query(read_stream, topic, produce, ru
 
     def results():
         df = read_stream(name, startingOffsets="earliest")
-        return process(df, handler, value="str", retry=weft.Retry(attempts=2, delay_s=0.001))
+        return process(df, handler, value="str", retry=perkey.Retry(attempts=2, delay_s=0.001))
 
     assert [row.status for row in run_once(results())] == ["done", "failed"]
     produce(name, ["more"], key=b"k")
@@ -80,7 +80,7 @@ def test_unfinished_rows_go_to_the_next_batch(read_stream, topic, produce, run_o
 
     def handler(record):
         if record.value == "wait" and record.attempt == 1:
-            raise weft.RetryAfter(600)
+            raise perkey.RetryAfter(600)
 
     def results():
         df = read_stream(name, startingOffsets="earliest")

@@ -1,4 +1,4 @@
-"""`weft replay`: a stretch of time through the same handler, into the same topics."""
+"""`perkey replay`: a stretch of time through the same handler, into the same topics."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 
 import pytest
 from tests.integration.spark.sink_kit import messages, values
-from tests.support.command import weft as weft_command
+from tests.support.command import perkey as perkey_command
 
-import weft
-from weft.spark.replaying import Stretch, replay_stretch
+import perkey
+from perkey.spark.replaying import Stretch, replay_stretch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 APP = """
-import weft
-app = weft.App(group="g", kafka={{"bootstrap.servers": {bootstrap!r}, "session.timeout.ms": 9000}})
+import perkey
+app = perkey.App(group="g", kafka={{"bootstrap.servers": {bootstrap!r}, "session.timeout.ms": 9000}})
 
-@app.consume({source!r}, value="str", output={target!r}, retry=weft.Retry(attempts=1),
-             on_exhausted=weft.DeadLetter({dead!r}))
+@app.consume({source!r}, value="str", output={target!r}, retry=perkey.Retry(attempts=1),
+             on_exhausted=perkey.DeadLetter({dead!r}))
 async def shout(record):
     if record.value == "bad":
         raise ValueError("cannot shout")
@@ -46,7 +46,7 @@ def fill(produce):
 
 @pytest.fixture
 def replay(kafka_broker, topic, fill, tmp_path):
-    """An app with such a topic; run `weft replay` on it."""
+    """An app with such a topic; run `perkey replay` on it."""
     source, target, dead = topic(2), topic(), topic()
     fill(source)
     text = APP.format(bootstrap=kafka_broker.bootstrap, source=source, target=target, dead=dead)
@@ -55,7 +55,7 @@ def replay(kafka_broker, topic, fill, tmp_path):
     def run(*arguments, topic_=source):
         env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
         return subprocess.run(
-            [sys.executable, "-m", "weft.cli.main", "replay", "shouting:app", "--topic", topic_,
+            [sys.executable, "-m", "perkey.cli.main", "replay", "shouting:app", "--topic", topic_,
              "--master", "local[2]", "--conf", "spark.ui.enabled=false", *arguments],
             cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
@@ -68,15 +68,15 @@ def replay(kafka_broker, topic, fill, tmp_path):
 def shouting(kafka_broker, topic):
     """An app, and the topics that it writes to."""
     target, dead = topic(), topic()
-    app = weft.App(group="g", kafka={"bootstrap.servers": kafka_broker.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka_broker.bootstrap})
 
     def on(source):
         @app.consume(
             source,
             value="str",
             output=target,
-            retry=weft.Retry(attempts=1),
-            on_exhausted=weft.DeadLetter(dead),
+            retry=perkey.Retry(attempts=1),
+            on_exhausted=perkey.DeadLetter(dead),
         )
         async def shout(record):
             if record.value == "bad":
@@ -127,7 +127,7 @@ def test_only_one_key(replay):
 
 @pytest.fixture
 def refused(kafka_broker, topic, tmp_path, monkeypatch):
-    """An app with a topic; what `weft replay` refuses in this process, and the topic."""
+    """An app with a topic; what `perkey replay` refuses in this process, and the topic."""
     source = topic()
     names = {"source": source, "target": f"{source}.out", "dead": f"{source}.dlq"}
     text = APP.format(bootstrap=kafka_broker.bootstrap, **names)
@@ -136,7 +136,7 @@ def refused(kafka_broker, topic, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
 
     def run(*arguments, topic_=source):
-        ended = weft_command("replay", "refused_app:app", "--topic", topic_, *arguments)
+        ended = perkey_command("replay", "refused_app:app", "--topic", topic_, *arguments)
         sys.modules.pop("refused_app", None)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ def write(kafka_broker):
     def save(df, mode="append", **options):
         named = {name.replace("__", "."): str(value) for name, value in options.items()}
         named = {"kafka.bootstrap.servers": kafka_broker.bootstrap, **named}
-        df.write.format("weft").options(**named).mode(mode).save()
+        df.write.format("perkey").options(**named).mode(mode).save()
 
     return save
 
@@ -97,7 +97,7 @@ def test_more_rows_than_the_queue_holds_wait_for_room(spark, kafka_broker, topic
 )
 def test_bad_input_is_one_line_before_a_task_runs(spark, write, columns, options, says):
     """What cannot be written is told by name, without a traceback of Python."""
-    with pytest.raises(Exception, match="weft") as caught:
+    with pytest.raises(Exception, match="perkey") as caught:
         write(spark.range(1).selectExpr(*columns), **options)
     assert says in str(caught.value)
     assert "Traceback" not in str(caught.value)
@@ -139,7 +139,7 @@ def test_a_stream_writes_each_batch(
     def run():
         df = read_stream(source, startingOffsets="earliest", maxOffsetsPerTrigger=60)
         rows = df.select("key", "value", "partition")
-        writer = rows.writeStream.format("weft").trigger(availableNow=True)
+        writer = rows.writeStream.format("perkey").trigger(availableNow=True)
         writer = writer.option("kafka.bootstrap.servers", kafka_broker.bootstrap)
         writer = writer.option("topic", target).option("transactional", transactional)
         query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
@@ -163,7 +163,7 @@ def test_a_stream_without_a_topic_is_reported_with_its_first_batch(
     source = topic()
     produce(source, ["a"])
     writer = read_stream(source, startingOffsets="earliest").select("value").writeStream
-    writer = writer.format("weft").option("kafka.bootstrap.servers", kafka_broker.bootstrap)
+    writer = writer.format("perkey").option("kafka.bootstrap.servers", kafka_broker.bootstrap)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
     with pytest.raises(Exception, match="the sink has no topic: give option topic") as caught:
         query.awaitTermination(120)

@@ -14,10 +14,10 @@ from tests.integration.spark.example_kit import example, kill
 from tests.integration.spark.sink_kit import values
 from tests.support.waiting import wait_for
 
-from weft.spark.sink.options import sink_options
-from weft.spark.sink.plain import Sending
-from weft.spark.sink.protocol import SinkError, Task, Written
-from weft.spark.sink.transactions import finish_batch, write_transaction
+from perkey.spark.sink.options import sink_options
+from perkey.spark.sink.plain import Sending
+from perkey.spark.sink.protocol import SinkError, Task, Written
+from perkey.spark.sink.transactions import finish_batch, write_transaction
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ class Query:
     def __init__(self, broker, topic, session="run-1"):
         base = {"kafka.bootstrap.servers": broker.bootstrap, "transactional": "true"}
         self.options = sink_options({**base, **({"topic": topic} if topic else {})})
-        self.name = f"weft-sink-{uuid.uuid4().hex}"
+        self.name = f"perkey-sink-{uuid.uuid4().hex}"
         self.session = session
 
     def task(self, number: int, batch: int, *batches: pa.RecordBatch) -> Written:
@@ -205,7 +205,7 @@ JOB = """
 import sys, time
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from weft.spark import KafkaSource
+from perkey.spark import KafkaSource
 
 bootstrap, source, target, checkpoint, slow_s, tasks = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
@@ -218,11 +218,11 @@ def slowly(batches):
             time.sleep(float(slow_s))
         yield batch
 
-df = (spark.readStream.format("weft").options(**kafka).option("subscribe", source)
+df = (spark.readStream.format("perkey").options(**kafka).option("subscribe", source)
     .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load())
 rows = df.selectExpr("key", "value").repartition(int(tasks), "key").mapInArrow(
     slowly, "key binary, value binary")
-query = (rows.writeStream.format("weft").options(**kafka).option("topic", target)
+query = (rows.writeStream.format("perkey").options(**kafka).option("topic", target)
     .option("transactional", "true").option("checkpointLocation", checkpoint)
     .trigger(availableNow=True).start())
 query.awaitTermination()
@@ -246,7 +246,7 @@ class Checkpoint:
             query = json.loads((self.folder / "metadata").read_text())["id"]
         except (FileNotFoundError, ValueError):
             return False
-        group = f"weft-sink-{query}-0"
+        group = f"perkey-sink-{query}-0"
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
         mark = consumer.committed([TopicPartition(self.target, 0)], 60)[0].offset
         consumer.close()

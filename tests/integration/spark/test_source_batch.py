@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql.functions import spark_partition_id
 from tests.support.exactness import read_committed
 
-from weft.spark.source.arrow import spark_schema
-from weft.spark.source.options import COLUMNS
+from perkey.spark.source.arrow import spark_schema
+from perkey.spark.source.options import COLUMNS
 
 pytestmark = pytest.mark.spark
 

@@ -1,4 +1,4 @@
-"""The same reads by Spark's own connector and by Weft's source give the same rows."""
+"""The same reads by Spark's own connector and by Perkey's source give the same rows."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ def test_rows_and_schema_are_the_same(both, kafka_broker, mixed_topic, options):
         return df.schema, sorted(str(tuple(row)) for row in df.collect())
 
     schema, expected = rows("kafka")
-    assert rows("weft") == (schema, expected)
+    assert rows("perkey") == (schema, expected)
     assert expected

@@ -17,7 +17,7 @@ def one_line(caught) -> str:
     assert "Traceback" not in text
     assert SECRET not in text
     first = text.splitlines()[0]
-    assert "weft" in first
+    assert "perkey" in first
     return first
 
 
@@ -44,14 +44,14 @@ def test_wrong_options_are_reported_at_load(spark, kafka_broker, options, says):
     """`load()` itself refuses, for batches and for streams."""
     base = {"kafka.bootstrap.servers": kafka_broker.bootstrap, "subscribe": "t", **options}
     for reader in (spark.read, spark.readStream):
-        with pytest.raises(Exception, match="weft") as caught:
-            reader.format("weft").options(**base).load()
+        with pytest.raises(Exception, match="perkey") as caught:
+            reader.format("perkey").options(**base).load()
         assert says in one_line(caught)
 
 
 def test_a_schema_of_ones_own_is_refused(spark, kafka_broker, topic):
     """The columns are fixed, as in Spark's connector."""
-    reader = spark.read.format("weft").schema("value string")
+    reader = spark.read.format("perkey").schema("value string")
     df = reader.options(
         **{"kafka.bootstrap.servers": kafka_broker.bootstrap, "subscribe": topic()}
     ).load()
@@ -88,7 +88,7 @@ def test_partitions_that_are_not_named_are_reported(topic, read):
 
 def test_brokers_that_do_not_answer(spark):
     """The address and what to check; the wait is bounded, by Java's option if it is given."""
-    reader = spark.read.format("weft").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    reader = spark.read.format("perkey").option("kafka.bootstrap.servers", "127.0.0.1:1")
     reader = reader.option("subscribe", "t").option("kafka.request.timeout.ms", "1000")
     df = reader.option("kafka.sasl.password", SECRET).load()
     with pytest.raises(Exception, match=r"Kafka at 127\.0\.0\.1:1 did not answer") as caught:
@@ -116,5 +116,5 @@ def test_secrets_are_not_in_plans(topic, read, capsys):
     """`explain` shows columns and no option."""
     read(topic(), kafka__sasl__password=SECRET).explain(extended=True)
     shown = capsys.readouterr().out
-    assert "weft" in shown
+    assert "perkey" in shown
     assert SECRET not in shown

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.spark.source import fetch, worker
-from weft.spark.source.fetch import Consumers, FetchSettings
-from weft.spark.source.ranges import OffsetRange
+from perkey.spark.source import fetch, worker
+from perkey.spark.source.fetch import Consumers, FetchSettings
+from perkey.spark.source.ranges import OffsetRange
 
 pytestmark = pytest.mark.spark
 

@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 JOB = """
 import sys
 from pyspark.sql import SparkSession
-from weft.spark import KafkaSource
+from perkey.spark import KafkaSource
 
 spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     .config("spark.eventLog.enabled", "true").config("spark.eventLog.compress", "false")
     .config("spark.eventLog.dir", "file://" + sys.argv[1]).getOrCreate())
 spark.sparkContext.setLogLevel("OFF")
 spark.dataSource.register(KafkaSource)
-df = spark.read.format("weft").options(**{
+df = spark.read.format("perkey").options(**{
     "kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t",
     "kafka.request.timeout.ms": "500", "kafka.sasl.mechanism": "PLAIN",
     "kafka.sasl.jaas.config":
@@ -76,7 +76,7 @@ def test_no_event_log_and_no_error_holds_a_secret(tmp_path):
 )
 def test_a_secret_that_spark_would_show_is_refused(spark, name):
     """At `load()`, with the cure, without the value."""
-    reader = spark.read.format("weft").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    reader = spark.read.format("perkey").option("kafka.bootstrap.servers", "127.0.0.1:1")
     with pytest.raises(Exception, match="holds a secret in clear") as caught:
         reader.option("subscribe", "t").option(name, "planted").load()
     assert "${file:" in str(caught.value)

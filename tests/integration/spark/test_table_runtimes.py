@@ -36,7 +36,7 @@ WRITE_ICEBERG = """
 """
 JOB = """
 from pyspark.sql import SparkSession
-from weft.spark import once, process
+from perkey.spark import once, process
 
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
 for name, value in {conf!r}.items():

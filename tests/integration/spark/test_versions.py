@@ -1,4 +1,4 @@
-"""Each of Weft's ways on every Spark that it takes; the table of docs/spark.md is this one.
+"""Each of Perkey's ways on every Spark that it takes; the table of docs/spark.md is this one.
 
 `make spark-matrix` runs them. Each version has an environment of its own in .spark-matrix/, made by
 uv when it is first asked for; the newest is this one. A push runs all of Spark's tests on that.

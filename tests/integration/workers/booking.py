@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 from tests.integration.workers.killing import note
 
-import weft
+import perkey
 
 
-def booked(record: weft.Record, tx: Connection) -> None:
+def booked(record: perkey.Record, tx: Connection) -> None:
     """A row for each, with a ledger."""
     tx.execute(text("insert into rows (n) values (:n)"), {"n": record.offset})
     note(record)

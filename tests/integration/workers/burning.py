@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import weft
+import perkey
 
-NOTES = "WEFT_TEST_NOTES"  # a file that handlers append to, whichever process they are in
+NOTES = "PERKEY_TEST_NOTES"  # a file that handlers append to, whichever process they are in
 
 
 def note(text: str) -> None:
@@ -45,13 +45,13 @@ def linger(others: int) -> None:
 
 
 @contextmanager
-def opened(app: weft.App) -> Iterator[str]:
+def opened(app: perkey.App) -> Iterator[str]:
     """A lifespan that says so."""
     note("open")
     yield "resource"
 
 
-def work(record: weft.Record) -> weft.Produce | None:
+def work(record: perkey.Record) -> perkey.Produce | None:
     """Do what the value says: die, die-once, sleep, linger, meet, raise, out, or just burn.
 
     Only what is in front of a "|" counts.
@@ -77,7 +77,7 @@ def work(record: weft.Record) -> weft.Produce | None:
     end = time.perf_counter() + (0.0 if text == "quick" else 0.001)
     while time.perf_counter() < end:
         pass
-    return weft.Produce(b"seen", topic="out") if text == "out" else None
+    return perkey.Produce(b"seen", topic="out") if text == "out" else None
 
 
 def fork_and_die() -> None:
@@ -103,12 +103,12 @@ def delay_of(attempt: int, error: BaseException) -> float:
     return 0.0
 
 
-async def work_async(record: weft.Record) -> None:
+async def work_async(record: perkey.Record) -> None:
     """The same kind of work in an `async def`."""
     note(f"start {record.offset} {record.attempt}")
 
 
-def work_batch(batch: weft.RecordBatch) -> None:
+def work_batch(batch: perkey.RecordBatch) -> None:
     """Acknowledge all but the last; die on request."""
     for record in batch:
         note(f"start {record.offset} {record.attempt}")
@@ -117,17 +117,17 @@ def work_batch(batch: weft.RecordBatch) -> None:
         batch.ack(record)
 
 
-def state_of_app(record: weft.Record) -> weft.Produce:
+def state_of_app(record: perkey.Record) -> perkey.Produce:
     """What the lifespan opened in this process; all of them meet over each record."""
     meet(3)
-    return weft.Produce(str(app.state), topic="out")
+    return perkey.Produce(str(app.state), topic="out")
 
 
-app = weft.App(group="burning", kafka={"bootstrap.servers": "nowhere:1"}, lifespan=opened)
+app = perkey.App(group="burning", kafka={"bootstrap.servers": "nowhere:1"}, lifespan=opened)
 app.consume("work", executor="processes", concurrency=2)(state_of_app)
 
 
-def sum_batch(batch: weft.RecordBatch) -> weft.Produce:
+def sum_batch(batch: perkey.RecordBatch) -> perkey.Produce:
     """One output for all, after a while."""
     time.sleep(0.05)  # the time that its results have
-    return weft.Produce(f"{len(batch)}", topic="out")
+    return perkey.Produce(f"{len(batch)}", topic="out")

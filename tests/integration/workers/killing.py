@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import weft
-from weft.runtime.calls.processes.protocol import IDLE, BatchReply, Job, Opened, Reply
-from weft.runtime.calls.processes.worker import Worker
+import perkey
+from perkey.runtime.calls.processes.protocol import IDLE, BatchReply, Job, Opened, Reply
+from perkey.runtime.calls.processes.worker import Worker
 
-STEP = "WEFT_TEST_KILL_AT"
-FOLDER = "WEFT_TEST_KILL_FOLDER"
-SLOW = "WEFT_TEST_SLOW"  # the offset whose call takes long, so that others are taken back
+STEP = "PERKEY_TEST_KILL_AT"
+FOLDER = "PERKEY_TEST_KILL_FOLDER"
+SLOW = "PERKEY_TEST_SLOW"  # the offset whose call takes long, so that others are taken back
 NTH = 3  # the step is met so often before, so that there is something behind it
 
 #: a worker comes to these once, or hardly more often
@@ -125,7 +125,7 @@ if STEP in os.environ:
     around(Worker, "report", nothing, lambda *_: at("idle"))
 
 
-def note(record: weft.Record) -> None:
+def note(record: perkey.Record) -> None:
     """It has begun."""
     with (Path(os.environ[FOLDER]) / "begun").open("ab", buffering=0) as file:
         file.write(b"%d\n" % record.offset)
@@ -134,18 +134,18 @@ def note(record: weft.Record) -> None:
     at("handling")
 
 
-def single(record: weft.Record) -> weft.Produce:
+def single(record: perkey.Record) -> perkey.Produce:
     """One record, one output."""
     note(record)
-    return weft.Produce(str(record.offset), topic="out")
+    return perkey.Produce(str(record.offset), topic="out")
 
 
-def batch(records: weft.RecordBatch) -> list[weft.Produce]:
+def batch(records: perkey.RecordBatch) -> list[perkey.Produce]:
     """A batch, an output for each."""
     return [single(record) for record in records]
 
 
-def explicit(records: weft.RecordBatch) -> None:
+def explicit(records: perkey.RecordBatch) -> None:
     """The same, acknowledged one by one."""
     for record in records:
         records.ack(record, single(record))

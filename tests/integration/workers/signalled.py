@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 
-import weft
-from weft.testing import MemoryKafka
+import perkey
+from perkey.testing import MemoryKafka
 
 RECORDS = 60  # half a minute of work
 
@@ -21,7 +21,7 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def slow(record: weft.Record) -> None:
+def slow(record: perkey.Record) -> None:
     """A second of work."""
     say(f"begun {record.offset}")
     time.sleep(1.0)  # the work
@@ -34,7 +34,7 @@ def main() -> None:
         kafka.create_topic("work")
         for number in range(RECORDS):
             kafka.produce("work", b"", key=b"%d" % number)
-        app = weft.App(
+        app = perkey.App(
             group="g",
             kafka={"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "earliest"},
         )

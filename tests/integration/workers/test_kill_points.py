@@ -1,6 +1,6 @@
 """A worker killed with -9 at every step of its protocol, for each way of delivery.
 
-What must hold is counted outside of Weft: lines that the handlers wrote, records of the output
+What must hold is counted outside of Perkey: lines that the handlers wrote, records of the output
 topic, rows of a database.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.integration.workers import booking, killing
 
-import weft
-from weft.ledger import SqlLedger
-from weft.runtime.calls.processes import link
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.ledger import SqlLedger
+from perkey.runtime.calls.processes import link
+from perkey.testing import MemoryKafka, run
 
 RECORDS = 12
 #: the steps at which a record has not begun, for whoever asks later
@@ -29,14 +29,18 @@ TAKEN_BACK = ("giving back", "gave back")
 TAKEN_BACK_RUNS = 5
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "at_least_once": (killing.single, {}),
-    "each": (killing.single, {"commit": weft.Commit(each=True)}),
+    "each": (killing.single, {"commit": perkey.Commit(each=True)}),
     "at_most_once": (
         killing.single,
-        {"delivery": "at_most_once", "retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()},
+        {
+            "delivery": "at_most_once",
+            "retry": perkey.Retry(attempts=1),
+            "on_exhausted": perkey.Skip(),
+        },
     ),
     "exactly_once": (killing.single, {"delivery": "exactly_once"}),
-    "batch": (killing.batch, {"batch": weft.Batch(2, linger_s=0.01)}),
-    "explicit": (killing.explicit, {"batch": weft.Batch(2, linger_s=0.01, ack="explicit")}),
+    "batch": (killing.batch, {"batch": perkey.Batch(2, linger_s=0.01)}),
+    "explicit": (killing.explicit, {"batch": perkey.Batch(2, linger_s=0.01, ack="explicit")}),
     "ledger": (booking.booked, {}),
 }
 
@@ -57,10 +61,10 @@ def handled(
             database.execute("create table rows (n int)")
         ledger = SqlLedger(f"sqlite:///{tmp_path}/db")
         options = {"ledger": ledger}
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
     options = {"concurrency": 2 if step in TAKEN_BACK else 1, **options}
     given = {"executor": "processes", "value": "json", "ordering": "unordered"}
-    app.consume("work", **{**given, "retry": weft.Retry(delay_s=0.01), **options})(handler)
+    app.consume("work", **{**given, "retry": perkey.Retry(delay_s=0.01), **options})(handler)
     with MemoryKafka(auto_create=True) as kafka:
         run(app, [b"%d" % n for n in range(RECORDS)], broker=kafka, ledger=ledger)
         if way == "ledger":

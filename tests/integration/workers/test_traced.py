@@ -30,7 +30,7 @@ def lived(kind: str, folder: Path) -> tuple[list[dict[str, str]], list[Span]]:
 
 def links(span: Span) -> dict[str, str]:
     """Whom it is linked to."""
-    return {one["attributes"]["weft.link"]: one["context"]["span_id"] for one in span["links"]}
+    return {one["attributes"]["perkey.link"]: one["context"]["span_id"] for one in span["links"]}
 
 
 @pytest.mark.parametrize("kind", ["called", "awaited"])
@@ -42,7 +42,7 @@ def test_a_worker_makes_a_span_of_each_attempt(kind: str, tmp_path: Path) -> Non
     (made,), spans = lived(kind, tmp_path)
     outer = [span for span in spans if span["name"] == "process t"]
     inner = [span for span in spans if span["name"] == "inner"]
-    assert [span["attributes"]["weft.attempt"] for span in outer] == [1, 2, 3]
+    assert [span["attributes"]["perkey.attempt"] for span in outer] == [1, 2, 3]
     assert {span["context"]["trace_id"] for span in spans} == {f"0x{TRACE}"}
     ids = [span["context"]["span_id"] for span in outer]
     assert [links(span).get("attempt before") for span in outer] == [None, *ids[:2]]
@@ -56,6 +56,6 @@ def test_a_batch_in_a_worker_is_a_span(tmp_path: Path) -> None:
     """With links to both producers; its records' own attempts are linked to it."""
     _, (whole, *alone) = lived("together", tmp_path)
     assert whole["attributes"]["messaging.batch.message_count"] == 2
-    assert [one["attributes"]["weft.link"] for one in whole["links"]] == ["producer"] * 2
+    assert [one["attributes"]["perkey.link"] for one in whole["links"]] == ["producer"] * 2
     assert [links(span)["attempt before"] for span in alone] == [whole["context"]["span_id"]] * 2
     assert [span["attributes"]["messaging.batch.message_count"] for span in alone] == [1, 1]

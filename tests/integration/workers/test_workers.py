@@ -18,8 +18,8 @@ import psutil
 import pytest
 from tests.integration.workers import burning
 
-import weft
-from weft.testing import run
+import perkey
+from perkey.testing import run
 
 Notes = Callable[[], list[list[str]]]
 
@@ -33,10 +33,10 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     return lambda: [line.split() for line in path.read_text().splitlines()]
 
 
-def app_of(handler: Any, **options: Any) -> weft.App:
+def app_of(handler: Any, **options: Any) -> perkey.App:
     """An app with this handler in two processes."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
-    given = {"executor": "processes", "concurrency": 2, "retry": weft.Retry(delay_s=0.01)}
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    given = {"executor": "processes", "concurrency": 2, "retry": perkey.Retry(delay_s=0.01)}
     app.consume("work", **{**given, **options})(handler)
     return app
 
@@ -89,8 +89,8 @@ def test_outputs_come_back(notes: Notes) -> None:
 
 def test_a_failure_comes_back_with_its_traceback(notes: Notes) -> None:
     """An exception crosses as plain strings and counts attempts; the last one has no delay."""
-    policy = weft.Retry(attempts=2, delay_s=burning.delay_of)
-    app = app_of(burning.work, retry=policy, on_exhausted=weft.Skip())
+    policy = perkey.Retry(attempts=2, delay_s=burning.delay_of)
+    app = app_of(burning.work, retry=policy, on_exhausted=perkey.Skip())
     (result,) = run(app, [b"raise"])
     assert [line[1] for line in notes() if line[0] == "delay"] == ["1"]
     assert result.attempts == 2
@@ -111,7 +111,7 @@ def test_only_the_record_at_hand_is_charged_for_a_death(notes: Notes) -> None:
 def test_a_record_that_kills_twice_is_exhausted(notes: Notes) -> None:
     """Whatever attempts are left, the second death ends the record; the rest go on."""
     app = app_of(
-        burning.work, retry=weft.Retry(attempts=None, delay_s=0.01), on_exhausted=weft.Skip()
+        burning.work, retry=perkey.Retry(attempts=None, delay_s=0.01), on_exhausted=perkey.Skip()
     )
     results = run(app, [("a", b"burn"), ("b", b"die"), ("c", b"burn"), ("b", b"burn")])
     by_value = {(r.record.key, r.record.value): r for r in results}
@@ -127,8 +127,8 @@ def test_a_timeout_kills_the_worker(notes: Notes) -> None:
     app = app_of(
         burning.work,
         timeout_s=4.0,  # the call that burns may be held up by a busy machine
-        retry=weft.Retry(attempts=1),
-        on_exhausted=weft.Skip(),
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.Skip(),
     )
     results = run(app, [("a", b"sleep"), ("b", b"burn")])
     by_key = {result.record.key: result for result in results}
@@ -154,7 +154,7 @@ def test_async_handlers_work_too(notes: Notes) -> None:
 
 def test_what_a_batch_acknowledged_outlives_its_worker(notes: Notes) -> None:
     """Explicit batches: records acknowledged before the worker died are not handled again."""
-    app = app_of(burning.work_batch, batch=weft.Batch(10, linger_s=0.3, ack="explicit"))
+    app = app_of(burning.work_batch, batch=perkey.Batch(10, linger_s=0.3, ack="explicit"))
     results = run(app, [("k", b"die" if n == 4 else b"x") for n in range(8)])
     starts = [int(line[1]) for line in notes()]
     assert sorted(result.record.offset for result in results) == list(range(8))
@@ -163,15 +163,15 @@ def test_what_a_batch_acknowledged_outlives_its_worker(notes: Notes) -> None:
 
 def test_results_of_a_batch_have_its_value_and_times(notes: Notes) -> None:
     """Each of its records: what the call returned, and how long it took."""
-    app = app_of(burning.sum_batch, batch=weft.Batch(4, linger_s=0.3))
+    app = app_of(burning.sum_batch, batch=perkey.Batch(4, linger_s=0.3))
     results = run(app, [("k", b"x")] * 4)
-    assert {result.returned for result in results} == {weft.Produce("4", topic="out")}
+    assert {result.returned for result in results} == {perkey.Produce("4", topic="out")}
     assert all(result.finished_at - result.started_at >= 0.05 for result in results)
 
 
 def test_at_most_once_never_handles_a_record_twice(notes: Notes) -> None:
     """A record whose worker was killed is failed, and counted, not tried again."""
-    app = app_of(burning.work, delivery="at_most_once", retry=weft.Retry(attempts=1))
+    app = app_of(burning.work, delivery="at_most_once", retry=perkey.Retry(attempts=1))
     results = run(app, [(f"k{n}", b"die" if n == 3 else b"burn") for n in range(10)])
     starts = [line[1] for line in notes() if line[0] == "start"]
     assert len(starts) == len(set(starts)) == 10
@@ -181,10 +181,10 @@ def test_at_most_once_never_handles_a_record_twice(notes: Notes) -> None:
 def test_a_handler_that_cannot_be_imported_is_one_line() -> None:
     """A function inside a function is refused before anything is consumed."""
 
-    def inner(record: weft.Record) -> None:
+    def inner(record: perkey.Record) -> None:
         """Not at the top level."""
 
-    with pytest.raises(weft.ConfigError, match="top level of a module"):
+    with pytest.raises(perkey.ConfigError, match="top level of a module"):
         run(app_of(inner), [b"x"])
 
 
@@ -194,7 +194,7 @@ def test_concurrency_is_the_number_of_processes(count: int, good: bool) -> None:
     if good:
         app_of(burning.work, concurrency=count)
         return
-    with pytest.raises(weft.ConfigError, match="from 1 to 64"):
+    with pytest.raises(perkey.ConfigError, match="from 1 to 64"):
         app_of(burning.work, concurrency=count)
 
 
@@ -206,16 +206,16 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
             """
             import os, sys, threading, psutil, time
             from tests.integration.workers import burning
-            import weft
-            from weft.testing import MemoryKafka
+            import perkey
+            from perkey.testing import MemoryKafka
             if __name__ == "__main__":
                 with MemoryKafka(auto_create=True) as kafka:
-                    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+                    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
                     app.consume("work", executor="processes", concurrency=2)(burning.work)
                     kafka.create_topic("work")
                     kafka.produce("work", b"sleep")
                     app.start()
-                    while not os.path.getsize(os.environ["WEFT_TEST_NOTES"]):
+                    while not os.path.getsize(os.environ["PERKEY_TEST_NOTES"]):
                         time.sleep(0.01)
                     print(*[c.pid for c in psutil.Process().children()], flush=True)
                     os.kill(os.getpid(), 9)
@@ -254,10 +254,10 @@ def test_a_value_that_no_worker_gets_fails_its_attempt(
 ) -> None:
     """One record's prefetched value cannot be sent or read: that one has failed, no worker has."""
 
-    def load(records: Sequence[weft.Record]) -> list[object]:
+    def load(records: Sequence[perkey.Record]) -> list[object]:
         return [bad_value() if record.value == b"bad" else "fine" for record in records]
 
-    once = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
+    once = {"retry": perkey.Retry(attempts=1), "on_exhausted": perkey.Skip()}
     app = app_of(burning.work, prefetch=load, **once)
     results = run(app, [(f"k{n}", b"bad" if n == 30 else b"burn") for n in range(60)])
     assert Counter(result.outcome for result in results) == {"done": 59, "skipped": 1}

@@ -17,8 +17,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-import weft
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.testing import MemoryKafka, run
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACED = (("traceparent", f"00-{TRACE}-b7ad6b7169203331-01".encode()),)
@@ -41,21 +41,21 @@ provider.add_span_processor(BatchSpanProcessor(Lines(), schedule_delay_millis=60
 trace.set_tracer_provider(provider)
 
 
-def called(record: weft.Record) -> weft.Produce:
+def called(record: perkey.Record) -> perkey.Produce:
     """Fails twice, in a span of the user's own."""
     with trace.get_tracer("shop").start_as_current_span("inner"):
         if record.attempt < 3:
             raise ValueError("not yet")
-    return weft.Produce(b"made")
+    return perkey.Produce(b"made")
 
 
-async def awaited(record: weft.Record) -> weft.Produce:
+async def awaited(record: perkey.Record) -> perkey.Produce:
     """The same, after having waited."""
     await asyncio.sleep(0)
     return called(record)
 
 
-def together(batch: weft.RecordBatch) -> None:
+def together(batch: perkey.RecordBatch) -> None:
     """A batch that fails once: its records come back one by one."""
     if len(batch) > 1:
         raise ValueError("not together")
@@ -63,16 +63,16 @@ def together(batch: weft.RecordBatch) -> None:
 
 def main(kind: str) -> None:
     """Run one kind of handler and tell what it made."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
-    retry = weft.Retry(attempts=3, delay_s=0.01, jitter=0)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    retry = perkey.Retry(attempts=3, delay_s=0.01, jitter=0)
     if kind == "together":
-        batch = weft.Batch(max_records=2, linger_s=5.0)
+        batch = perkey.Batch(max_records=2, linger_s=5.0)
         app.consume("t", executor="processes", concurrency=2, retry=retry, batch=batch)(together)
     else:
         handler = called if kind == "called" else awaited
         app.consume("t", executor="processes", concurrency=2, retry=retry, output="out")(handler)
     keys = (b"a", b"b") if kind == "together" else (b"a",)
-    records = [weft.Record("t", 0, at, 0, key, b"v", TRACED) for at, key in enumerate(keys)]
+    records = [perkey.Record("t", 0, at, 0, key, b"v", TRACED) for at, key in enumerate(keys)]
     with MemoryKafka(auto_create=True) as kafka:
         run(app, records, broker=kafka)
         made = [] if kind == "together" else kafka.records("out")

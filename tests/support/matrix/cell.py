@@ -19,9 +19,9 @@ from tests.support.matrix.checking import Lived, Name
 from tests.support.matrix.ways import Way
 from tests.support.waiting import wait_for
 
-import weft
-from weft.broker import LocalBroker
-from weft.runtime.run.run import Run
+import perkey
+from perkey.broker import LocalBroker
+from perkey.runtime.run.run import Run
 
 WAIT_S = 90.0
 PARTITIONS, KEYS = 2, 20
@@ -121,16 +121,16 @@ class Cell:
         patch.setenv(ways.RUN, str(len(self.runs) + 1))
         patch.setenv(ways.HELD, str(self.released) if self.held else "")
         options: dict[str, Any] = {
-            "commit": weft.Commit(interval_s=COMMIT_S),
+            "commit": perkey.Commit(interval_s=COMMIT_S),
             "concurrency": ways.CONCURRENCY,
             **self.way.options,
         }
         if self.way.name == "ledger":
-            options["ledger"] = weft.SqlLedger(f"sqlite:///{self._database}")
+            options["ledger"] = perkey.SqlLedger(f"sqlite:///{self._database}")
         else:
             options["output"] = self.output
         config = {"bootstrap.servers": self.broker.bootstrap, **self.kafka}
-        app = weft.App(self.group, config, drain_timeout_s=5.0, buffer_records=50)
+        app = perkey.App(self.group, config, drain_timeout_s=5.0, buffer_records=50)
         app.consume(self.topic, **options)(self.way.handler)
         self.runs.append(cast("Run", app.start(**how)))
         return self.runs[-1]

@@ -1,4 +1,4 @@
-"""What must hold in every cell of the matrix, judged from what was seen outside of Weft.
+"""What must hold in every cell of the matrix, judged from what was seen outside of Perkey.
 
 - nothing acknowledged is lost: each record of the topic has its effect;
 - a record is begun again, and its effect is there twice, only where its way of delivery allows it;
@@ -16,7 +16,7 @@ from tests.support.handler_log import Entry
 from tests.support.matrix.ways import CONCURRENCY, Way
 from tests.support.verdict import FOREVER, Excuse, Verdict, judge
 
-import weft
+import perkey
 
 Name = tuple[int, int]  # incarnation of the topic, number of the record
 #: how long before a fault what was done may not have been committed: the interval, and its way
@@ -45,8 +45,8 @@ class Lived:
     ends: str = ""
     #: when the struck run was over, and how
     over_at: float | None = None
-    struck: weft.RunReport | None = None
-    last: weft.RunReport | None = None
+    struck: perkey.RunReport | None = None
+    last: perkey.RunReport | None = None
     #: words that must stand in the log
     says: str = ""
     log: str = ""

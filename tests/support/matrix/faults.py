@@ -25,8 +25,8 @@ from confluent_kafka.admin import (
 )
 from tests.support.matrix.cell import Cell
 
-from weft.broker.java import find_java
-from weft.broker.process import kafka_command
+from perkey.broker.java import find_java
+from perkey.broker.process import kafka_command
 
 WAIT_S = 60.0
 STRUCK = 1  # the partition that is struck; the other one goes on

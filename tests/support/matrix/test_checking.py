@@ -10,7 +10,7 @@ from tests.support.handler_log import Entry
 from tests.support.matrix.checking import Lived, problems
 from tests.support.matrix.ways import CONCURRENCY, WAYS, Way
 
-import weft
+import perkey
 
 WAY = {way.name: way for way in WAYS}
 COUNT, STRUCK_AT = 40, 100.0
@@ -31,10 +31,10 @@ def good(way: Way, *, ends: str = "") -> Lived:
         lived.entries += handled(n, at + n / 10, 2 if after and ends else 1)
     lived.effects = list(lived.produced)
     lived.struck_at, lived.done_before = STRUCK_AT, COUNT // 2
-    lived.last = weft.RunReport(0, "stopped")
+    lived.last = perkey.RunReport(0, "stopped")
     lived.log = "so it was: the reason, in words"
     if ends:
-        lived.over_at, lived.struck = STRUCK_AT + 1, weft.RunReport(1, f"Kafka: {ends}")
+        lived.over_at, lived.struck = STRUCK_AT + 1, perkey.RunReport(1, f"Kafka: {ends}")
     return lived
 
 
@@ -121,16 +121,21 @@ MUTANTS: list[tuple[str, str, Callable[[Lived], Any], str]] = [
     ("processes", "", swap_starts, "began out of order"),
     ("at_least_once", "", overlap, "ran beside each other"),
     ("each", "denied", lambda lived: setattr(lived, "struck", None), "it went on"),
-    ("each", "denied", lambda lived: setattr(lived, "struck", weft.RunReport(1, "x")), "not 'den"),
     (
         "each",
         "denied",
-        lambda lived: setattr(lived, "struck", weft.RunReport(2, "denied")),
+        lambda lived: setattr(lived, "struck", perkey.RunReport(1, "x")),
+        "not 'den",
+    ),
+    (
+        "each",
+        "denied",
+        lambda lived: setattr(lived, "struck", perkey.RunReport(2, "denied")),
         "it ended with 2",
     ),
-    ("each", "", lambda lived: setattr(lived, "struck", weft.RunReport(1, "x")), "by itself"),
+    ("each", "", lambda lived: setattr(lived, "struck", perkey.RunReport(1, "x")), "by itself"),
     ("each", "", lambda lived: setattr(lived, "last", None), "did not end well"),
-    ("each", "", lambda lived: setattr(lived, "last", weft.RunReport(3, "parked")), "end well"),
+    ("each", "", lambda lived: setattr(lived, "last", perkey.RunReport(3, "parked")), "end well"),
     ("each", "", lambda lived: setattr(lived, "log", "silence"), "nothing said"),
     ("each", "", lambda lived: setattr(lived, "done_before", 0), "unknown"),
     ("each", "", lambda lived: setattr(lived, "done_before", COUNT), "unknown"),

@@ -18,26 +18,26 @@ from typing import Any
 from sqlalchemy import Connection, text
 from tests.support.handler_log import Entry, Kind
 
-import weft
+import perkey
 
-LOG, RUN = "WEFT_MATRIX_LOG", "WEFT_MATRIX_RUN"  # a file, and which run of the cell this is
-HELD = "WEFT_MATRIX_HELD"  # a file: before it is there, records from this number on wait
+LOG, RUN = "PERKEY_MATRIX_LOG", "PERKEY_MATRIX_RUN"  # a file, and which run of the cell this is
+HELD = "PERKEY_MATRIX_HELD"  # a file: before it is there, records from this number on wait
 HELD_FROM = 60
 CONCURRENCY = 4
 WORK_S = 0.004
 BATCH = 8
 
 
-def name_of(record: weft.Record) -> tuple[int, int]:
+def name_of(record: perkey.Record) -> tuple[int, int]:
     """What the record is called: the topic's incarnation and its number, whatever its offset."""
     incarnation, number, *_ = record.value.split()
     return int(incarnation), int(number)
 
 
-def output_of(record: weft.Record) -> weft.Produce:
+def output_of(record: perkey.Record) -> perkey.Produce:
     """The effect of handling it."""
     incarnation, number = name_of(record)
-    return weft.Produce(b"%d %d" % (incarnation, number), key=record.key)
+    return perkey.Produce(b"%d %d" % (incarnation, number), key=record.key)
 
 
 @cache
@@ -45,7 +45,7 @@ def _log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def note(kind: Kind, record: weft.Record) -> None:
+def note(kind: Kind, record: perkey.Record) -> None:
     """A line for the judge; a lane is of one incarnation."""
     incarnation, number = name_of(record)
     run = int(os.environ[RUN])
@@ -54,13 +54,13 @@ def note(kind: Kind, record: weft.Record) -> None:
     os.write(_log(os.environ[LOG]), entry.line().encode())
 
 
-def held(record: weft.Record) -> bool:
+def held(record: perkey.Record) -> bool:
     """Whether the fault wants it to wait, so that it strikes in the middle of the work."""
     path, (_, number) = os.environ.get(HELD, ""), name_of(record)
     return bool(path) and number >= HELD_FROM and not Path(path).exists()
 
 
-async def single(record: weft.Record) -> weft.Produce:
+async def single(record: perkey.Record) -> perkey.Produce:
     """An `async def` handler."""
     note("S", record)
     try:
@@ -74,7 +74,7 @@ async def single(record: weft.Record) -> weft.Produce:
     return output_of(record)
 
 
-def blocking(record: weft.Record) -> weft.Produce:
+def blocking(record: perkey.Record) -> perkey.Produce:
     """A plain one, for worker processes."""
     note("S", record)
     time.sleep(WORK_S)  # its work
@@ -84,7 +84,7 @@ def blocking(record: weft.Record) -> weft.Produce:
     return output_of(record)
 
 
-async def together(batch: weft.RecordBatch) -> list[weft.Produce]:
+async def together(batch: perkey.RecordBatch) -> list[perkey.Produce]:
     """A batch: one record after another."""
     await asyncio.sleep(WORK_S)
     while any(map(held, batch)):  # noqa: ASYNC110  # what releases it is a file
@@ -95,7 +95,7 @@ async def together(batch: weft.RecordBatch) -> list[weft.Produce]:
     return [output_of(record) for record in batch]
 
 
-def booked(record: weft.Record, tx: Connection) -> None:
+def booked(record: perkey.Record, tx: Connection) -> None:
     """With a ledger: a row is its effect."""
     note("S", record)
     while held(record):
@@ -127,16 +127,16 @@ WAYS = (
         "at_most_once",
         options={
             "delivery": "at_most_once",
-            "retry": weft.Retry(attempts=1),
-            "on_exhausted": weft.Skip(),
+            "retry": perkey.Retry(attempts=1),
+            "on_exhausted": perkey.Skip(),
         },
         starts_once=True,
         effects_once=True,
     ),
     Way("at_least_once"),
-    Way("each", options={"commit": weft.Commit(each=True)}, repeats_max=CONCURRENCY),
+    Way("each", options={"commit": perkey.Commit(each=True)}, repeats_max=CONCURRENCY),
     Way("exactly_once", options={"delivery": "exactly_once"}, effects_once=True),
     Way("ledger", booked, effects_once=True),
-    Way("batch", together, {"batch": weft.Batch(BATCH, linger_s=0.01)}),
+    Way("batch", together, {"batch": perkey.Batch(BATCH, linger_s=0.01)}),
     Way("processes", blocking, {"executor": "processes", "concurrency": 2}),
 )

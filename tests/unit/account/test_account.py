@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from weft.account.account import SLICE_PARTITIONS, SLICE_RECORDS, copies, slices, take
-from weft.account.blockers import blockers
-from weft.account.finding import find, find_key
-from weft.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
-from weft.account.snapshot import NOT_LISTED, snapshot
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.core.work import Tags
-from weft.observe.why import why
-from weft.policies import Batch, Hold, Retry
-from weft.types import ErrorInfo, Record
+from perkey.account.account import SLICE_PARTITIONS, SLICE_RECORDS, copies, slices, take
+from perkey.account.blockers import blockers
+from perkey.account.finding import find, find_key
+from perkey.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
+from perkey.account.snapshot import NOT_LISTED, snapshot
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.core.work import Tags
+from perkey.observe.why import why
+from perkey.policies import Batch, Hold, Retry
+from perkey.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("ValueError", "bad \x1b[31m" + "x" * 1000)
 
@@ -441,7 +441,7 @@ def test_an_outage_is_a_cause_and_of_one_value_a_place(make_desk):
 
 
 def test_what_the_commit_has_no_room_to_remember_is_reported(make_desk):
-    """Of the partition: how many start over after a restart; `weft why` says so as long as it is."""
+    """Of the partition: how many start over after a restart; `perkey why` says so as long as it is."""
     retry = Retry(attempts=3, delay_s=9, jitter=0)
     desk = make_desk(HandlerSpec("h", "unordered", retry=retry), limits=Limits(map_chars=64))
     (partition,) = desk.assign(0, unix_s=1e9)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-import weft
-from weft.account import picture as module
-from weft.account.account import take
-from weft.account.picture import CELLS, CELLS_MAX, maps
-from weft.runtime.run.run_snapshot import picture_of
-from weft.testing import run
+import perkey
+from perkey.account import picture as module
+from perkey.account.account import take
+from perkey.account.picture import CELLS, CELLS_MAX, maps
+from perkey.runtime.run.run_snapshot import picture_of
+from perkey.testing import run
 
 
 @pytest.fixture
 def app():
-    return weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    return perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
 
 def pictures(app, records, on, **options):
@@ -25,7 +25,7 @@ def pictures(app, records, on, **options):
     def handler(record):
         if record.offset in on:
             seen.append(picture_of(app._run.member, "t", 0))
-            raise weft.Reject("no")
+            raise perkey.Reject("no")
 
     run(app, records)
     return seen
@@ -91,7 +91,7 @@ def test_a_reported_map_reaches_to_the_last_done(app):
     def handler(record):
         seen.append(app._run.snapshot(mapped=True)["maps"])
         if record.offset in (0, 3):
-            raise weft.Reject("no")
+            raise perkey.Reject("no")
 
     run(app, [(b"k%d" % n, b"") for n in range(6)])
     assert seen[0] == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.account.test_account import ERROR, shot_of
 
-from weft.account.blockers import LISTED_MAX
-from weft.codec import Remembered
-from weft.core.events import Command, Failed, HandlerSpec, Limits, Target
-from weft.policies import Park, Retry
+from perkey.account.blockers import LISTED_MAX
+from perkey.codec import Remembered
+from perkey.core.events import Command, Failed, HandlerSpec, Limits, Target
+from perkey.policies import Park, Retry
 
 UNIX_S = 1_000.0
 

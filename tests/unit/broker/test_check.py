@@ -1,4 +1,4 @@
-"""`python -m weft.broker` checks that this machine can run a broker."""
+"""`python -m perkey.broker` checks that this machine can run a broker."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from weft.broker import __main__ as check
+from perkey.broker import __main__ as check
 
 
 @pytest.mark.parametrize("argument", ["up", "--help"])
 def test_an_argument_is_refused(monkeypatch, capsys, argument):
-    """It was ignored: `python -m weft.broker up` ended with 0 and started nothing."""
-    monkeypatch.setattr(sys, "argv", ["weft.broker", argument])
+    """It was ignored: `python -m perkey.broker up` ended with 0 and started nothing."""
+    monkeypatch.setattr(sys, "argv", ["perkey.broker", argument])
     monkeypatch.setattr(check, "ensure_jars", lambda: pytest.fail("jars are looked for"))
     assert check.main() == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "weft broker up" in err
+    assert "perkey broker up" in err

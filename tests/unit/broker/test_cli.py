@@ -1,4 +1,4 @@
-"""`weft broker` without a broker: what it refuses, and what it says when there is nothing."""
+"""`perkey broker` without a broker: what it refuses, and what it says when there is nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from weft.cli.main import run
+from perkey.cli.main import run
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_a_port_in_use(capsys):
 
 def test_an_unknown_option(capsys):
     """An unknown option is one line that names the help."""
-    assert "see `weft broker up --help`" in fails(capsys, "broker", "up", "--prot", "1")
+    assert "see `perkey broker up --help`" in fails(capsys, "broker", "up", "--prot", "1")
 
 
 def test_an_unknown_command(capsys):
@@ -67,8 +67,8 @@ def test_no_client_to_fetch_with(capsys, monkeypatch, tmp_path):
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere:/bin")
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("weft.broker.jars._clients", lambda *_: {})
+    monkeypatch.setenv("PERKEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("perkey.broker.jars._clients", lambda *_: {})
     line = fails(capsys, "broker", "up")
     assert "Maven" in line
     assert "PySpark" in line
@@ -94,7 +94,7 @@ def test_status_without_a_broker(capsys, tmp_path):
     assert found == {
         "state": "down",
         "bootstrap": None,
-        "data": str(tmp_path / "state" / "weft" / "broker"),
+        "data": str(tmp_path / "state" / "perkey" / "broker"),
         "nodes": [],
     }
     assert not (tmp_path / "state").exists()
@@ -111,10 +111,10 @@ def test_no_command_shows_the_help(capsys, command):
 def test_each_command_has_help_with_an_example(capsys, command):
     """--help shows an example of the command."""
     assert run([*command, "--help"]) == 0
-    assert "Example: weft " + " ".join(command) in capsys.readouterr().out
+    assert "Example: perkey " + " ".join(command) in capsys.readouterr().out
 
 
 def test_the_version(capsys):
     """--version prints name and version."""
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("weft ")
+    assert capsys.readouterr().out.startswith("perkey ")

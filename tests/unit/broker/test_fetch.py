@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.broker import jars as fetching
-from weft.errors import ConfigError
+from perkey.broker import jars as fetching
+from perkey.errors import ConfigError
 
 NAMES = frozenset({"kafka_2.13-1.0.jar"})
 
@@ -76,7 +76,7 @@ def test_a_client_that_hangs_is_ended(machine, monkeypatch, tmp_path):
 
 
 def test_it_reports_on_stderr_what_it_fetches(machine, tmp_path, capsys):
-    """Standard output stays empty: `weft broker up` prints an address there."""
+    """Standard output stays empty: `perkey broker up` prints an address there."""
     program(machine, "mvn", "echo 'Copying kafka_2.13-1.0.jar to lib'")
     fetching.fetch("1.0", tmp_path, NAMES)
     printed = capsys.readouterr()

@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
-from weft.broker.cluster import Cluster
-from weft.broker.folder import locked
-from weft.broker.state import new_state, save_state
-from weft.errors import ConfigError
+from perkey.broker.cluster import Cluster
+from perkey.broker.folder import locked
+from perkey.broker.state import new_state, save_state
+from perkey.errors import ConfigError
 
 
 def test_a_new_folder_is_its_users_alone(tmp_path):

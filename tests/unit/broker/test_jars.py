@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from weft.broker import jars
-from weft.errors import ConfigError
+from perkey.broker import jars
+from perkey.errors import ConfigError
 
 FILES = {"a-1.jar": b"alpha", "b-2.jar": b"beta" * 1000}
 
@@ -36,7 +36,7 @@ def mirror(monkeypatch, tmp_path):
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
     monkeypatch.setattr(jars, "fetch", found.fetch)
     monkeypatch.setattr(jars, "checksums", lambda: sums)
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PERKEY_CACHE", str(tmp_path / "cache"))
     return found
 
 
@@ -49,14 +49,14 @@ def test_the_release_is_pinned():
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
-    """WEFT_CACHE wins over XDG_CACHE_HOME, and that over the home folder."""
+    """PERKEY_CACHE wins over XDG_CACHE_HOME, and that over the home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("WEFT_CACHE", raising=False)
+    monkeypatch.delenv("PERKEY_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert jars.cache_dir() == tmp_path / ".cache" / "weft"
+    assert jars.cache_dir() == tmp_path / ".cache" / "perkey"
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert str(jars.cache_dir()) == "/xdg/weft"
-    monkeypatch.setenv("WEFT_CACHE", "/mine")
+    assert str(jars.cache_dir()) == "/xdg/perkey"
+    monkeypatch.setenv("PERKEY_CACHE", "/mine")
     assert str(jars.cache_dir()) == "/mine"
 
 
@@ -116,8 +116,8 @@ def test_what_a_killed_fetch_left_is_removed(mirror, tmp_path):
 
 
 def test_a_cache_that_cannot_be_written_names_the_variable(mirror, monkeypatch, tmp_path):
-    """The cure for an unusable cache folder is WEFT_CACHE."""
+    """The cure for an unusable cache folder is PERKEY_CACHE."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="set WEFT_CACHE"):
+    monkeypatch.setenv("PERKEY_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set PERKEY_CACHE"):
         jars.ensure_jars()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.broker.java import find_java, parse_version
-from weft.errors import ConfigError
+from perkey.broker.java import find_java, parse_version
+from perkey.errors import ConfigError
 
 
 def fake_java(folder: Path, says: str) -> Path:

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from weft.broker import process
-from weft.broker.java import Java
-from weft.broker.process import (
+from perkey.broker import process
+from perkey.broker.java import Java
+from perkey.broker.process import (
     BrokerError,
     format_storage,
     is_node,
@@ -98,7 +98,7 @@ def test_stop_leaves_a_stranger_alone(detached, properties, log, tmp_path):
 def test_a_guarded_process_dies_with_its_parent(properties, log):
     """Kill -9 of the parent ends the broker too: no fixture leaves one behind."""
     script = (
-        "import sys, pathlib, signal; from weft.broker.process import spawn_guarded\n"
+        "import sys, pathlib, signal; from perkey.broker.process import spawn_guarded\n"
         f"child = spawn_guarded({sleeper(properties)!r}, pathlib.Path({str(log)!r}))\n"
         "print(child.broker.pid, flush=True); signal.pause()"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.broker.state import Node, check_config, check_shape, server_properties
-from weft.errors import ConfigError
+from perkey.broker.state import Node, check_config, check_shape, server_properties
+from perkey.errors import ConfigError
 
 NODES = [Node(1, 9001, 9101), Node(2, 9002, 9102), Node(3, 9003, 9103)]
 
@@ -73,7 +73,7 @@ def test_python_values_are_spelled_as_kafka_reads_them():
 
 
 @pytest.mark.parametrize("key", ["node.id", "listeners", "log.dirs", "process.roles"])
-def test_what_weft_owns_is_refused(key):
+def test_what_perkey_owns_is_refused(key):
     """Settings that make the cluster what it is are refused by name."""
     with pytest.raises(ConfigError, match=key):
         check_config({key: "1"})

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from weft.broker.state import (
+from perkey.broker.state import (
     ClusterState,
     Node,
     choose_nodes,
@@ -16,7 +16,7 @@ from weft.broker.state import (
     new_state,
     save_state,
 )
-from weft.errors import ConfigError
+from perkey.errors import ConfigError
 
 
 def test_what_is_saved_is_read_back(tmp_path):
@@ -93,4 +93,4 @@ def test_each_new_cluster_has_its_own_id():
 def test_the_default_folder_is_the_users_state_folder(monkeypatch, tmp_path):
     """XDG_STATE_HOME moves it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_data_dir() == tmp_path / "weft" / "broker"
+    assert default_data_dir() == tmp_path / "perkey" / "broker"

@@ -1,4 +1,4 @@
-"""`weft asyncapi`: the document of an app."""
+"""`perkey asyncapi`: the document of an app."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pydantic
 import pytest
 
-import weft
-from weft.cli.asyncapi import document
-from weft.cli.main import run as command
+import perkey
+from perkey.cli.asyncapi import document
+from perkey.cli.main import run as command
 
 SECURE = {
     "bootstrap.servers": "a.example:9093, SASL_SSL://b.example:9093",
@@ -43,11 +43,11 @@ class Position:
     lat: float
 
 
-def made(kafka: Any = None, **options: Any) -> tuple[weft.App, dict[str, Any]]:
+def made(kafka: Any = None, **options: Any) -> tuple[perkey.App, dict[str, Any]]:
     """An app with one handler with these options, and its document."""
-    app = weft.App("shop", kafka or {"bootstrap.servers": "localhost:9092"})
+    app = perkey.App("shop", kafka or {"bootstrap.servers": "localhost:9092"})
 
-    def handler(record: weft.Record[Any]) -> None:
+    def handler(record: perkey.Record[Any]) -> None:
         """Handle it."""
 
     app.consume(options.pop("topics", "orders"), **options)(handler)
@@ -79,13 +79,13 @@ def test_a_handler_is_an_operation_on_its_topic():
     assert resolved(doc, operation["channel"]["$ref"])["address"] == "orders"
     assert operation["description"] == "Handle it."
     assert operation["bindings"]["kafka"]["groupId"]["enum"] == ["shop"]
-    assert operation["x-weft"]["ordering"] == "key"
+    assert operation["x-perkey"]["ordering"] == "key"
     assert doc["info"]["version"] == "1.2.3"
 
 
 def test_outputs_and_dead_letters_are_sent():
     """Each on its own topic; dead letters have the headers of KIP-1191."""
-    letters = weft.DeadLetter("{topic}.dlq")
+    letters = perkey.DeadLetter("{topic}.dlq")
     _, doc = made(output="priced", on_exhausted=letters, topics=["orders", "returns"])
     sent = {
         resolved(doc, one["channel"]["$ref"])["address"]
@@ -99,7 +99,7 @@ def test_outputs_and_dead_letters_are_sent():
 
 def test_a_letter_without_its_value_has_no_payload():
     """`copy_value=False`."""
-    _, doc = made(value=Order, on_exhausted=weft.DeadLetter("bad", copy_value=False))
+    _, doc = made(value=Order, on_exhausted=perkey.DeadLetter("bad", copy_value=False))
     (letter,) = doc["channels"]["bad"]["messages"].values()
     assert letter["payload"] == {"type": "null"}
 
@@ -107,7 +107,7 @@ def test_a_letter_without_its_value_has_no_payload():
 @pytest.mark.parametrize("kind", [Order, Position, "json", "str", "bytes", lambda data: data])
 def test_every_reference_resolves(kind):
     """Also those inside of the schemas of models."""
-    _, doc = made(value=kind, on_exhausted=weft.DeadLetter("bad"))
+    _, doc = made(value=kind, on_exhausted=perkey.DeadLetter("bad"))
     found = list(references(doc))
     assert found
     for one in found:
@@ -122,10 +122,10 @@ def test_a_model_has_its_schema():
 
 def test_an_output_has_the_type_that_the_handler_returns():
     """As far as its annotation names one."""
-    app = weft.App("shop", {"bootstrap.servers": "localhost:9092"})
+    app = perkey.App("shop", {"bootstrap.servers": "localhost:9092"})
 
     @app.consume("orders", output="priced")
-    async def price(record: weft.Record[bytes]) -> Order | None: ...
+    async def price(record: perkey.Record[bytes]) -> Order | None: ...
 
     (message,) = document(app, "1")["channels"]["priced"]["messages"].values()
     assert message["payload"] == {"$ref": "#/components/schemas/Order"}
@@ -140,7 +140,7 @@ def test_a_pattern_has_no_address():
 
 def test_a_schema_registry_is_named_without_its_password():
     """As the bindings have it."""
-    _, doc = made(value=weft.Schema("http://me:secret@registry:8081"))
+    _, doc = made(value=perkey.Schema("http://me:secret@registry:8081"))
     server = doc["servers"]["kafka"]
     assert server["bindings"]["kafka"]["schemaRegistryUrl"] == "http://registry:8081"
     assert "secret" not in json.dumps(doc)
@@ -158,7 +158,9 @@ def test_servers_have_the_login_and_no_secret():
 
 def test_a_password_in_an_address_is_refused():
     """As a run refuses it; it would stand in the document."""
-    with pytest.raises(weft.ConfigError, match="has a user or a password in an address") as refused:
+    with pytest.raises(
+        perkey.ConfigError, match="has a user or a password in an address"
+    ) as refused:
         made({"bootstrap.servers": "me:hunter2@h:9092"})
     assert "hunter2" not in str(refused.value)
 
@@ -166,7 +168,7 @@ def test_a_password_in_an_address_is_refused():
 def test_the_command_prints_it(tmp_path, monkeypatch, capsys):
     """With the version of the app's module."""
     (tmp_path / "shop_of_api.py").write_text(
-        "import weft\n__version__ = '4.5'\napp = weft.App('shop', {'bootstrap.servers': 'h:1'})\n"
+        "import perkey\n__version__ = '4.5'\napp = perkey.App('shop', {'bootstrap.servers': 'h:1'})\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

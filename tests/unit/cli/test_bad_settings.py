@@ -1,4 +1,4 @@
-"""`weft run` and `python app.py` with settings of librdkafka that cannot work: one line each.
+"""`perkey run` and `python app.py` with settings of librdkafka that cannot work: one line each.
 
 Nobody listens at the address, and nobody is asked: all of this is said before anything connects.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from weft.cli.main import run
-from weft.runtime.run.outside import SOCKET_VARIABLE
+from perkey.cli.main import run
+from perkey.runtime.run.outside import SOCKET_VARIABLE
 
 SECRET = "canary-0815"
 SSL = {"security.protocol": "ssl"}
@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logger": "x"}, "logger", "logging.Logger"),
     ({"rebalance_cb": "x"}, "rebalance_cb", "on_assign="),
     ({"group.id": "x"}, "group.id", "App(group=...)"),
-    ({"enable.auto.commit": True}, "enable.auto.commit", "weft.Commit"),
+    ({"enable.auto.commit": True}, "enable.auto.commit", "perkey.Commit"),
 ]
 
 
@@ -97,20 +97,22 @@ def app_file(folder, kafka) -> None:
     """An app with these settings; it can run as a script, too."""
     given = {"bootstrap.servers": "127.0.0.1:1"} | kafka
     (folder / "bad_app.py").write_text(
-        f"import weft\napp = weft.App(group='g', kafka={given!r})\n"
+        f"import perkey\napp = perkey.App(group='g', kafka={given!r})\n"
         "@app.consume('orders')\ndef handle(record): ...\n"
         "if __name__ == '__main__':\n    app.main()\n"
     )
 
 
 @pytest.mark.parametrize(("kafka", "name", "cure"), BAD, ids=lambda one: str(one)[:70])
-def test_weft_run_reports_what_is_wrong_and_what_to_do(
+def test_perkey_run_reports_what_is_wrong_and_what_to_do(
     tmp_path, monkeypatch, capfd, kafka, name, cure
 ):
     """Exit code 2 and one line with the property and the cure; no traceback, no secret."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(SOCKET_VARIABLE, "1")
-    monkeypatch.setattr("weft.cli.run.set_up", lambda *_: None)  # this process logs as pytest does
+    monkeypatch.setattr(
+        "perkey.cli.run.set_up", lambda *_: None
+    )  # this process logs as pytest does
     monkeypatch.delitem(sys.modules, "bad_app", raising=False)
     app_file(tmp_path, kafka)
     assert run(["run", "bad_app:app"]) == 2
@@ -131,5 +133,5 @@ def test_so_does_the_script_itself(tmp_path, kafka):
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith("weft: kafka: ")
+    assert done.stderr.startswith("perkey: kafka: ")
     assert SECRET not in done.stderr + done.stdout

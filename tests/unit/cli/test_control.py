@@ -1,4 +1,4 @@
-"""`weft pause`, `resume`, `set`, `stop`, `control log`: to runs by their sockets."""
+"""`perkey pause`, `resume`, `set`, `stop`, `control log`: to runs by their sockets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.observe.test_local import Source, own_folder
 
-from weft.cli.main import run as command
-from weft.observe.local import LocalServer, folder
-from weft.observe.orders import Answer
+from perkey.cli.main import run as command
+from perkey.observe.local import LocalServer, folder
+from perkey.observe.orders import Answer
 
 __all__ = ["own_folder"]  # a fixture of every test here
 BECAUSE = ("--reason", "a test")
@@ -112,7 +112,7 @@ def test_a_run_that_does_not_answer_is_an_exit_1(members, capsys):
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(dead))
         deaf.listen(0)
-        from weft.observe import local
+        from perkey.observe import local
 
         before, local.ANSWER_S = local.ANSWER_S, 3.0
         try:
@@ -170,7 +170,7 @@ def test_bad_input_is_one_line(members, capsys, words, reason):
 def test_no_run_at_all(capsys):
     """One line that names the cure."""
     code, _, err = called(capsys, "pause", *BECAUSE)
-    assert (code, "no running Weft app found on this machine" in err) == (2, True)
+    assert (code, "no running Perkey app found on this machine" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["pause", "resume", "set", "stop"])
@@ -178,5 +178,5 @@ def test_every_command_has_help_with_an_example(capsys, name):
     """`--help` shows one call."""
     code, out, _ = called(capsys, name, "--help")
     assert code == 0
-    assert f"Example: weft {name}" in out
+    assert f"Example: perkey {name}" in out
     assert "--dry-run" in out

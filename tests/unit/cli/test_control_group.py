@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.cli import control_group
-from weft.cli.main import run as command
-from weft.observe.group_orders import command_key, packed
-from weft.observe.orders import order_of
-from weft.runtime.run import group_control
-from weft.testing import MemoryKafka
-from weft.testing.memory_connection import MemoryAdmin
+import perkey
+from perkey.cli import control_group
+from perkey.cli.main import run as command
+from perkey.observe.group_orders import command_key, packed
+from perkey.observe.orders import order_of
+from perkey.runtime.run import group_control
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_connection import MemoryAdmin
 
 LIMIT_S = 60.0
 BECAUSE = ("--reason", "a test")
@@ -33,10 +33,10 @@ class Group:
     def start(self, control: str | None = "control") -> str:
         """A member that is in the group; its name."""
         servers = {"bootstrap.servers": self.kafka.bootstrap}
-        app = weft.App(group="g", kafka=servers, control=control)
+        app = perkey.App(group="g", kafka=servers, control=control)
 
         @app.consume("a")
-        def one(record: weft.Record[Any]) -> None:
+        def one(record: perkey.Record[Any]) -> None:
             pass
 
         self.runs.append(app.start())

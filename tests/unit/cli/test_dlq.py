@@ -1,4 +1,4 @@
-"""`weft dlq` as a user runs it, on the in-memory broker."""
+"""`perkey dlq` as a user runs it, on the in-memory broker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.cli.main import run as command
-from weft.testing import MemoryKafka
+import perkey
+from perkey.cli.main import run as command
+from perkey.testing import MemoryKafka
 
 TOPIC, DLQ = "orders", "orders.dlq"
 
@@ -31,16 +31,16 @@ def kafka():
 
 def handle(kafka: MemoryKafka, bad: set[int], group: str = "billing") -> list[int]:
     """Run the app until it is through; the records that it handled well."""
-    app = weft.App(group=group, kafka={"bootstrap.servers": kafka.bootstrap})
+    app = perkey.App(group=group, kafka={"bootstrap.servers": kafka.bootstrap})
     done: list[int] = []
 
     @app.consume(
         TOPIC,
         value="json",
-        retry=weft.Retry(attempts=1),
-        on_exhausted=weft.DeadLetter("{topic}.dlq"),
+        retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.DeadLetter("{topic}.dlq"),
     )
-    async def check(record: weft.Record[Any]) -> None:
+    async def check(record: perkey.Record[Any]) -> None:
         if record.value["n"] in bad:
             raise TimeoutError(f"no answer\nfor {record.value['n']}")
         done.append(record.value["n"])
@@ -67,14 +67,14 @@ class Call:
 
 @pytest.fixture
 def dlq(kafka, capsys):
-    """Runs `weft dlq WORDS…`."""
+    """Runs `perkey dlq WORDS…`."""
     return lambda *words: Call(kafka, capsys, *words)
 
 
 def refused(call: Call, code: int = 2) -> str:
     """The one line of an error."""
     assert (call.code, call.err.count("\n")) == (code, 1), call.err
-    assert call.err.startswith("weft: ")
+    assert call.err.startswith("perkey: ")
     return call.err
 
 
@@ -194,13 +194,13 @@ def test_map_repairs_and_shows_what_it_does(kafka, dlq, tmp_path, monkeypatch):
     """The dry run shows three differences; None and Reject leave a letter out."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "repairs.py").write_text(
-        "import json, weft\n"
+        "import json, perkey\n"
         "def fix(record):\n"
         "    value = json.loads(record.value)\n"
         "    if value['n'] == 1: return None\n"
-        "    if value['n'] == 7: raise weft.Reject('hopeless')\n"
-        "    return weft.Produce({**value, 'fixed': True}, headers={'by': b'fix'})\n"
-        "def rekey(record): return weft.Produce(b'x', key=b'other')\n"
+        "    if value['n'] == 7: raise perkey.Reject('hopeless')\n"
+        "    return perkey.Produce({**value, 'fixed': True}, headers={'by': b'fix'})\n"
+        "def rekey(record): return perkey.Produce(b'x', key=b'other')\n"
         "def breaks(record): 1 / 0\n"
         "def same(record): return record\n"
         "async def waits(record): return b'x'\n"
@@ -297,4 +297,4 @@ def test_an_empty_topic_is_fine(kafka, dlq):
 def test_every_command_has_help_with_an_example(capsys, name):
     """`--help` says what it is for and shows one call of it."""
     assert command(["dlq", name, "--help"]) == 0
-    assert f"weft dlq {name} orders.dlq" in capsys.readouterr().out
+    assert f"perkey dlq {name} orders.dlq" in capsys.readouterr().out

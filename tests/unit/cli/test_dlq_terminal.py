@@ -1,4 +1,4 @@
-"""`weft dlq replay` on a terminal: what it asks, its bar, and the wait for each outcome."""
+"""`perkey dlq replay` on a terminal: what it asks, its bar, and the wait for each outcome."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import typer
 from rich.live import _RefreshThread
 from tests.unit.cli.test_dlq import DLQ, TOPIC, Call, handle, kafka, refused
 
-from weft.cli.main import run as command
-from weft.dlq import refails
-from weft.testing import MemoryKafka
+from perkey.cli.main import run as command
+from perkey.dlq import refails
+from perkey.testing import MemoryKafka
 
 __all__ = ["kafka"]  # the fixture
 CAREFUL = ("replay", DLQ, "--yes", "--stale", "replay", "--stop-key-on-refail")
@@ -27,7 +27,7 @@ CAREFUL = ("replay", DLQ, "--yes", "--stale", "replay", "--stop-key-on-refail")
 
 @pytest.fixture
 def dlq(kafka, capsys):
-    """Runs `weft dlq WORDS…`."""
+    """Runs `perkey dlq WORDS…`."""
     return lambda *words: Call(kafka, capsys, *words)
 
 

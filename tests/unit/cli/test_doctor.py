@@ -1,4 +1,4 @@
-"""`weft doctor` without a broker."""
+"""`perkey doctor` without a broker."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib import metadata
 
 import pytest
 
-import weft
-from weft.cli import doctor
-from weft.cli.main import run as command
-from weft.errors import ConfigError
-from weft.kafka import clib
+import perkey
+from perkey.cli import doctor
+from perkey.cli.main import run as command
+from perkey.errors import ConfigError
+from perkey.kafka import clib
 
 
 def states(findings) -> list[str]:
@@ -54,7 +54,7 @@ def test_without_java_there_is_a_note(monkeypatch):
 def test_extras_are_installed_whole_or_not(monkeypatch):
     """With what the extras of their packages need; not what another system or Python needs."""
     lines = {
-        "weft": [
+        "perkey": [
             "typer>=1", 'aa[x]>=1; extra == "one"', 'bb; extra == "one"', 'aa<3; extra == "two"',
             'aa[x,y]; extra == "three"', 'aa[z]; sys_platform != "x" and extra == "four"',
             'cc; extra == "dev"',
@@ -74,14 +74,14 @@ def test_extras_are_installed_whole_or_not(monkeypatch):
 
 def test_an_app_without_handlers_fails():
     """Nothing else is asked."""
-    app = weft.App("g", {"bootstrap.servers": "localhost:1"})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1"})
     (found,) = doctor.of_app(app)
     assert (found.state, found.text) == ("failure", "the app has no handler")
 
 
 def test_a_property_that_librdkafka_does_not_know_fails():
     """After the handlers, with its own line."""
-    app = weft.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
     app.consume("t", timeout_s=1)(lambda record: None)
     *handlers, last = doctor.of_app(app)
     assert states(handlers) == ["ok"]
@@ -90,7 +90,7 @@ def test_a_property_that_librdkafka_does_not_know_fails():
 
 def test_a_handler_without_a_time_out_is_a_warning():
     """A call that hangs would hold its slot."""
-    app = weft.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
+    app = perkey.App("g", {"bootstrap.servers": "localhost:1", "no.such.property": "1"})
     app.consume("t")(lambda record: None)
     assert states(doctor.of_app(app)) == ["ok", "warning", "failure"]
 
@@ -98,7 +98,7 @@ def test_a_handler_without_a_time_out_is_a_warning():
 def test_a_server_that_could_not_start_fails(tmp_path, monkeypatch):
     """For want of its libraries, or of a token; a run would end with the same line."""
     kafka = {"bootstrap.servers": "localhost:1", "no.such.property": "1"}
-    app = weft.App("g", kafka, http="0.0.0.0:1", http_token_file=str(tmp_path / "token"))
+    app = perkey.App("g", kafka, http="0.0.0.0:1", http_token_file=str(tmp_path / "token"))
     app.consume("t", timeout_s=1)(lambda record: None)
     _, found, _ = doctor.of_app(app)
     assert (found.state, "token: cannot be read" in found.text) == ("failure", True)
@@ -106,7 +106,7 @@ def test_a_server_that_could_not_start_fails(tmp_path, monkeypatch):
     assert states(doctor.of_app(app)) == ["ok", "ok", "failure"]
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     _, found, _ = doctor.of_app(app)
-    assert (found.state, "pip install 'weft[http]'" in found.text) == ("failure", True)
+    assert (found.state, "pip install 'perkey[http]'" in found.text) == ("failure", True)
 
 
 @pytest.mark.parametrize("target", ["nope", "no_such_module:app"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cli.main import run
+from perkey.cli.main import run
 
 SERVERS = ["--bootstrap-servers", "localhost:1"]
 WHY = ["--reason", "x"]
@@ -44,7 +44,7 @@ def test_a_blank_group_is_refused(monkeypatch, tmp_path, capsys, command, group)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert run([*command, "--group", group]) == 2
     assert (
-        capsys.readouterr().err == f"weft: --group {group!r}: give the name of a consumer group\n"
+        capsys.readouterr().err == f"perkey: --group {group!r}: give the name of a consumer group\n"
     )
 
 
@@ -59,7 +59,7 @@ def test_an_argument_in_another_encoding_is_refused(capsys, command):
 
 @pytest.mark.parametrize("command", [["control", "log"], ["pause", *WHY]], ids=" ".join)
 def test_a_control_topic_that_cannot_be_one_is_refused(capsys, command):
-    """`weft control log --control ''` ended with a traceback."""
+    """`perkey control log --control ''` ended with a traceback."""
     assert run([*command, "--control", "", "--group", "g", *SERVERS]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -1,12 +1,12 @@
-"""`weft lag` on a narrow screen."""
+"""`perkey lag` on a narrow screen."""
 
 from __future__ import annotations
 
 import pytest
 from rich.console import Console
 
-from weft.cli.lag import LagTable
-from weft.kafka.group_lag import PartitionLag
+from perkey.cli.lag import LagTable
+from perkey.kafka.group_lag import PartitionLag
 
 TOPIC = "gps.positions.of-the_western.fleet.v2"
 PROBLEM = "UNKNOWN_TOPIC_OR_PARTITION"
@@ -32,7 +32,7 @@ def test_the_command_for_what_is_parked_can_be_copied(width):
     row = PartitionLag("t", 0, 9, 1, 4, 4, 1, 90.0, 40, parked=11, held=2)
     console.print(LagTable("geofence-of-the-fleet", [row]))
     lines = [line.strip() for line in console.export_text().splitlines()]
-    assert "weft parked ls --group geofence-of-the-fleet" in lines
+    assert "perkey parked ls --group geofence-of-the-fleet" in lines
 
 
 def test_a_topic_has_one_table():

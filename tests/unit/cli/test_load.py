@@ -1,11 +1,11 @@
-"""What `weft run` says of a module that cannot be imported."""
+"""What `perkey run` says of a module that cannot be imported."""
 
 from __future__ import annotations
 
 import pytest
 
-from weft.cli.load import load_module
-from weft.errors import ConfigError
+from perkey.cli.load import load_module
+from perkey.errors import ConfigError
 
 
 def test_the_line_is_the_users_own(tmp_path, monkeypatch) -> None:
@@ -17,10 +17,10 @@ def test_the_line_is_the_users_own(tmp_path, monkeypatch) -> None:
         load_module("needs_a_variable")
 
 
-def test_an_error_that_weft_raised_names_the_line_of_the_app(tmp_path, monkeypatch) -> None:
+def test_an_error_that_perkey_raised_names_the_line_of_the_app(tmp_path, monkeypatch) -> None:
     """And the option that was meant."""
     (tmp_path / "has_a_typo.py").write_text(
-        'import weft\napp = weft.App(group="g", kafka={})\n@app.consume("t", concurency=3)\n'
+        'import perkey\napp = perkey.App(group="g", kafka={})\n@app.consume("t", concurency=3)\n'
         "def check(record): ...\n"
     )
     monkeypatch.chdir(tmp_path)

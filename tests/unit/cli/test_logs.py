@@ -11,16 +11,16 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from weft.cli import logs
-from weft.errors import ConfigError
+from perkey.cli import logs
+from perkey.errors import ConfigError
 
 
-def record(message, *, name="weft", level=logging.INFO, fields=None, error=None):
+def record(message, *, name="perkey", level=logging.INFO, fields=None, error=None):
     """A log record of the beginning of 2026."""
     made = logging.LogRecord(name, level, "file.py", 1, message, (), error)
     made.created = 1767225600.25
     if fields is not None:
-        made.weft = fields
+        made.perkey = fields
     return made
 
 
@@ -33,7 +33,7 @@ def raised():
 
 
 def test_text_has_time_level_and_event():
-    """Weft's own lines carry no logger name; those of others do."""
+    """Perkey's own lines carry no logger name; those of others do."""
     lines = logs.TextLines()
     assert lines.format(record("assigned partitions=t[0]")) == (
         "2026-01-01T00:00:00.250Z INFO assigned partitions=t[0]"
@@ -59,7 +59,7 @@ def test_json_has_the_fields_of_the_event():
     assert line == {
         "time": "2026-01-01T00:00:00.250Z",
         "level": "info",
-        "logger": "weft",
+        "logger": "perkey",
         "event": "starting",
         "group": "g",
         "what": "<class 'set'>",
@@ -89,15 +89,15 @@ def test_unknown_words_are_refused(style, level, said):
 @contextmanager
 def bare_root():
     """A root logger that nobody has set up; put back afterwards."""
-    root, weft = logging.getLogger(), logging.getLogger("weft")
-    before = root.handlers[:], root.level, weft.handlers[:], weft.level
-    root.handlers[:] = weft.handlers[:] = []
+    root, perkey = logging.getLogger(), logging.getLogger("perkey")
+    before = root.handlers[:], root.level, perkey.handlers[:], perkey.level
+    root.handlers[:] = perkey.handlers[:] = []
     try:
         yield root
     finally:
-        root.handlers[:], level, weft.handlers[:], weft_level = before
+        root.handlers[:], level, perkey.handlers[:], perkey_level = before
         root.setLevel(level)
-        weft.setLevel(weft_level)
+        perkey.setLevel(perkey_level)
 
 
 def test_a_terminal_gets_its_lines_through_the_console():
@@ -105,7 +105,7 @@ def test_a_terminal_gets_its_lines_through_the_console():
     with bare_root():
         stream = io.StringIO()
         assert logs.set_up(Console(file=stream, force_terminal=True, width=20), "text", None)
-        logging.getLogger("weft").info("a line that is longer than it [red]")
+        logging.getLogger("perkey").info("a line that is longer than it [red]")
         assert stream.getvalue().endswith("a line that is longer than it [red]\n")
 
 
@@ -118,7 +118,7 @@ def test_json_has_no_terminal_codes():
 
 
 def test_the_users_own_set_up_is_left_alone():
-    """His handlers and levels stay; a level on the command line is Weft's logger's alone."""
+    """His handlers and levels stay; a level on the command line is Perkey's logger's alone."""
     with bare_root() as root:
         mine = logging.NullHandler()
         root.addHandler(mine)
@@ -126,7 +126,7 @@ def test_the_users_own_set_up_is_left_alone():
         assert not logs.set_up(Console(file=io.StringIO()), "text", None)
         assert (root.handlers, root.level) == ([mine], logging.ERROR)
         logs.set_up(Console(file=io.StringIO()), "text", "debug")
-        assert logging.getLogger("weft").level == logging.DEBUG
+        assert logging.getLogger("perkey").level == logging.DEBUG
         assert (root.handlers, root.level) == ([mine], logging.ERROR)
 
 
@@ -138,7 +138,7 @@ def test_json_keeps_extra_fields():
     assert (line["event"], line["customer"], line["cents"]) == ("paid", "c-17", 990)
 
 
-def test_json_has_wefts_own_tracebacks():
+def test_json_has_perkeys_own_tracebacks():
     """Text of a traceback, as an ErrorInfo carries it, is a field."""
     made = record("attempt failed", fields={"event": "attempt failed", "offset": 7})
     made.exc_text = "Traceback\nE: bad"

@@ -1,4 +1,4 @@
-"""`weft topics` and `weft produce` without a broker; `python -m weft`; every page of help."""
+"""`perkey topics` and `perkey produce` without a broker; `python -m perkey`; every page of help."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from weft import __version__
-from weft.cli.commands import app
-from weft.cli.main import run
+from perkey import __version__
+from perkey.cli.commands import app
+from perkey.cli.main import run
 
 ROOT = Path(__file__).parents[3]
 NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
 
 
-def commands(command, path=("weft",)) -> Iterator[tuple[tuple[str, ...], object]]:
+def commands(command, path=("perkey",)) -> Iterator[tuple[tuple[str, ...], object]]:
     """Every command and every group of commands, by its words."""
     yield path, command
     if not hasattr(command, "list_commands"):
@@ -149,23 +149,23 @@ def test_an_address_with_a_password_is_refused_and_not_shown(capsys, words):
 @pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
 def test_a_broker_that_does_not_answer_is_no_bad_input(capsys, monkeypatch, command):
     """Nobody at the address: one line that says so, exit 1."""
-    monkeypatch.setattr("weft.cli.cluster.ANSWER_S", 0.3)
+    monkeypatch.setattr("perkey.cli.cluster.ANSWER_S", 0.3)
     said = fails(capsys, *command, "x", *NOBODY, code=1)
     assert "127.0.0.1:1" in said
     assert "is it running" in said
 
 
-def test_python_m_weft_is_weft():
+def test_python_m_perkey_is_perkey():
     """The command works where its script is on no path."""
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "perkey", "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"weft {__version__}\n"
+    assert done.stdout == f"perkey {__version__}\n"
 
 
 def test_the_install_section_names_the_extras_that_there_are():
-    """README's `pip install 'weft[X]'` lines are the extras of pyproject.toml, but for dev."""
+    """README's `pip install 'perkey[X]'` lines are the extras of pyproject.toml, but for dev."""
     section = (ROOT / "README.md").read_text().split("## Install")[1].split("##")[0]
-    named = set(re.findall(r"weft\[(\w+)\]", section))
+    named = set(re.findall(r"perkey\[(\w+)\]", section))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert named == set(project["optional-dependencies"]) - {"dev"}

@@ -1,4 +1,4 @@
-"""`weft parked` as a user runs it, on the in-memory broker: no member runs."""
+"""`perkey parked` as a user runs it, on the in-memory broker: no member runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from weft.cli.main import run as command
-from weft.cli.parked import _counted
-from weft.codec import Remembered, encode_fitting, with_rider
-from weft.codec.rider import MAGIC, Rider, error_hash
-from weft.codec.wire import from_text
-from weft.kafka.group_rider import Part
-from weft.testing import MemoryKafka
+from perkey.cli.main import run as command
+from perkey.cli.parked import _counted
+from perkey.codec import Remembered, encode_fitting, with_rider
+from perkey.codec.rider import MAGIC, Rider, error_hash
+from perkey.codec.wire import from_text
+from perkey.kafka.group_rider import Part
+from perkey.testing import MemoryKafka
 
 TOPIC, GROUP = "orders", "billing"
 TIMEOUT = error_hash("Timeout", "pay.py:7")
@@ -48,7 +48,7 @@ def kafka():
 
 @pytest.fixture
 def parked(kafka, capsys):
-    """Runs `weft parked WORDS…`; its exit code, what it printed, and what went wrong."""
+    """Runs `perkey parked WORDS…`; its exit code, what it printed, and what went wrong."""
 
     def call(*words: str, group: str = GROUP) -> tuple[int, str, str]:
         at = ["--group", group, "--bootstrap-servers", kafka.bootstrap]
@@ -182,16 +182,16 @@ def test_bad_input_is_one_line(parked, words, reason):
     [
         (["billing"], None),
         (["billing", "billing"], None),
-        ([], "give --group NAME: no Weft app runs on this machine"),
+        ([], "give --group NAME: no Perkey app runs on this machine"),
         (["billing", "geo"], "members of 2 groups run here: give --group, one of billing, geo"),
     ],
 )
 def test_without_a_group_it_is_the_one_that_runs_here(kafka, capsys, monkeypatch, groups, reason):
     """Two groups or none: one line that says what to give."""
     runs = [Path(f"/run/{number}.sock") for number in range(len(groups))]
-    monkeypatch.setattr("weft.observe.local.runs", lambda: runs)
+    monkeypatch.setattr("perkey.observe.local.runs", lambda: runs)
     monkeypatch.setattr(
-        "weft.observe.local.ask", lambda path, question: {"group": groups[runs.index(path)]}
+        "perkey.observe.local.ask", lambda path, question: {"group": groups[runs.index(path)]}
     )
     capsys.readouterr()
     code = command(["parked", "ls", "--json", "--bootstrap-servers", kafka.bootstrap])
@@ -219,7 +219,7 @@ def test_no_rider_is_nothing_parked(kafka, parked):
 
 def _with_frame(kafka: MemoryKafka, content: bytes) -> None:
     """Commit a map with this rider, as anything that may commit could have written it."""
-    from weft.codec import wire, zstd
+    from perkey.codec import wire, zstd
 
     text, _ = encode_fitting(3, 9, [3, 5, 8])
     encoding, body, _ = from_text(text)
@@ -241,7 +241,7 @@ def test_a_rider_that_cannot_be_read_is_a_warning(kafka, parked, content, reason
     _with_frame(kafka, content)
     code, out, err = parked("ls", "--json")
     assert (code, json.loads(out)) == (0, [])
-    assert err == f"weft: warning: orders[0]: {reason}\n"
+    assert err == f"perkey: warning: orders[0]: {reason}\n"
     code, _, err = parked("show", "orders:0:5")
     assert code == 2
     assert f"orders:0:5: not known: {reason}" in err
@@ -267,4 +267,4 @@ def test_a_full_rider_is_a_warning(kafka, parked):
 def test_every_command_has_help_with_an_example(capsys, name):
     """`--help` shows one call."""
     assert command(["parked", name, "--help"]) == 0
-    assert f"weft parked {name} orders" in capsys.readouterr().out
+    assert f"perkey parked {name} orders" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`weft key`, `weft record`, `weft parked release|skip|export`: on runs by their sockets."""
+"""`perkey key`, `perkey record`, `perkey parked release|skip|export`: on runs by their sockets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.unit.cli.test_control import BECAUSE, Member, called, members
 from tests.unit.cli.test_parked import GROUP, TOPIC, kafka
 from tests.unit.observe.test_local import own_folder
 
-from weft.codec import Remembered, encode_fitting, with_rider
-from weft.observe.orders import RECORDS_MAX, Answer
+from perkey.codec import Remembered, encode_fitting, with_rider
+from perkey.observe.orders import RECORDS_MAX, Answer
 
 __all__ = ["kafka", "members", "own_folder"]  # fixtures
 
@@ -49,7 +49,7 @@ def test_a_key_is_held_by_whoever_has_it(members, capsys):
     code, _, err = called(capsys, *words)
     assert code == 1
     assert err == (
-        "weft: no member that was reached has key cust-17: is its owner on another machine?\n"
+        "perkey: no member that was reached has key cust-17: is its owner on another machine?\n"
     )
     assert len(two.orders) == 2
 
@@ -117,8 +117,8 @@ def test_what_a_commit_has_no_room_for_is_asked_of_the_members(kafka, members, c
     where = ("--where", 'error.hash == "00000007"')
     code, _, err = called(capsys, "parked", "release", *where, *at)
     assert (code, err.count("\n")) == (1, 1)
-    assert "weft: many[0]: its commit has no room for more" in err
-    assert f"weft parked ls many --group {GROUP} lists the rest" in err
+    assert "perkey: many[0]: its commit has no room for more" in err
+    assert f"perkey parked ls many --group {GROUP} lists the rest" in err
     assert called(capsys, "parked", "skip", *at)[0] == 1
 
 
@@ -144,7 +144,7 @@ def test_the_first_record_of_a_key_is_skipped_by_its_offset(members, capsys):
     assert [(o.dry_run, o.where, list(o.records)) for o in one.orders] == [
         (True, "attempts > 3", []), (False, None, [(0, 3)]),
     ]  # fmt: skip
-    assert (code, err) == (1, f"weft: {TOPIC}:0:4 refused: d\n")
+    assert (code, err) == (1, f"perkey: {TOPIC}:0:4 refused: d\n")
 
 
 @pytest.mark.parametrize(("words", "count"), [((), 0), (("a:0:5",), 1), (("a:0:5", "b:0:1"), 2)])
@@ -193,11 +193,11 @@ def test_exports_are_lines_of_json(kafka, capsys):
     assert [json.loads(one)["offset"] for one in out.splitlines()] == [8]
     code, out, err = called(capsys, "key", "export", "--topic", TOPIC, "--key", "none", *at)
     assert (code, out) == (0, "")
-    assert err == f"weft: no such record is parked or held in group {GROUP}\n"
+    assert err == f"perkey: no such record is parked or held in group {GROUP}\n"
     kafka.delete_before(TOPIC, 0, 6)
     code, out, err = called(capsys, "parked", "export", *at)
     assert (code, len(out.splitlines())) == (0, 1)
-    assert err == "weft: 1 of 2 records are in their topic no more: not printed\n"
+    assert err == "perkey: 1 of 2 records are in their topic no more: not printed\n"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_export_takes_the_options_of_its_family(kafka, capsys, words, offsets
     at = ("--group", GROUP, "--bootstrap-servers", kafka.bootstrap)
     code, out, err = called(capsys, *words, *at, "--json", *BECAUSE)
     count = "1 record" if len(offsets) == 1 else f"{len(offsets)} records"
-    assert (code, err) == (0, f"weft: {count}: {BECAUSE[1]}\n")
+    assert (code, err) == (0, f"perkey: {count}: {BECAUSE[1]}\n")
     assert [(row["offset"], row["value"]) for row in json.loads(out)] == [
         (offset, f"v{offset}") for offset in offsets
     ]
@@ -256,4 +256,4 @@ def test_every_command_has_help_with_an_example(capsys, app, name):
     """`--help` shows one call."""
     code, out, _ = called(capsys, app, name, "--help")
     assert code == 0
-    assert f"Example: weft {app} {name}" in out
+    assert f"Example: perkey {app} {name}" in out

@@ -1,4 +1,4 @@
-"""`weft redo`: which records it names, and to whom."""
+"""`perkey redo`: which records it names, and to whom."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.cli.test_dlq import DLQ, TOPIC, handle, kafka
 from tests.unit.cli.test_records import Owner
 from tests.unit.observe.test_local import own_folder
 
-from weft.cli.redo import REDO_MAX
+from perkey.cli.redo import REDO_MAX
 
 __all__ = ["kafka", "members", "own_folder"]  # fixtures
 
@@ -49,7 +49,7 @@ def test_records_of_letters(kafka, members, capsys):
     at = ("--group", "billing", "--bootstrap-servers", kafka.bootstrap, *BECAUSE)
     code, _, err = called(capsys, "redo", "--dlq", DLQ, *at)
     assert code == 0, err
-    assert err == "weft: 1 letters left out: not of group billing\n"
+    assert err == "perkey: 1 letters left out: not of group billing\n"
     (order,) = one.orders
     assert (order.topic, sorted(order.records)) == (TOPIC, [(0, 0), (0, 2), (1, 0), (1, 3)])
     where = 'header.tenant == "other" and group == "billing"'
@@ -79,4 +79,4 @@ def test_help_has_an_example(capsys: Any):
     """`--help` shows one call."""
     code, out, _ = called(capsys, "redo", "--help")
     assert code == 0
-    assert "Example: weft redo" in out
+    assert "Example: perkey redo" in out

@@ -1,4 +1,4 @@
-"""Options of `weft run` that take the place of the app's own."""
+"""Options of `perkey run` that take the place of the app's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from weft.cli import run as runner
-from weft.cli.main import run as command
+from perkey.cli import run as runner
+from perkey.cli.main import run as command
 
 APP = """
-import weft
-app = weft.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"}, control="one")
+import perkey
+app = perkey.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"}, control="one")
 @app.consume("t")
 def check(record):
     pass

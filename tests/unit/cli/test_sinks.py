@@ -1,4 +1,4 @@
-"""`weft run --sink`: which table it means, and one line for what is none."""
+"""`perkey run --sink`: which table it means, and one line for what is none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from weft.cli.run import patience_of, table_of
-from weft.errors import ConfigError
-from weft.spark.table import DeltaTable, IcebergTable
+from perkey.cli.run import patience_of, table_of
+from perkey.errors import ConfigError
+from perkey.spark.table import DeltaTable, IcebergTable
 
 COLUMNS = "inside boolean"
 
@@ -46,13 +46,13 @@ def test_what_is_no_table_is_one_line(sink, schema, told) -> None:
 def test_a_table_is_for_fleets(tmp_path) -> None:
     """In one process there is none: exit code 2 and one line."""
     (tmp_path / "geofence.py").write_text(
-        "import weft\n"
-        'app = weft.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"})\n'
+        "import perkey\n"
+        'app = perkey.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"})\n'
         '@app.consume("t")\n'
         "def handle(record): pass\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "run", "geofence:app", "--sink", f"delta:{tmp_path}/t",
+        [sys.executable, "-m", "perkey", "run", "geofence:app", "--sink", f"delta:{tmp_path}/t",
          "--sink-schema", COLUMNS],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

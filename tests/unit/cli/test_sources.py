@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.cli import sources
-from weft.cli.sources import by_url
-from weft.errors import ConfigError, FatalError
+from perkey.cli import sources
+from perkey.cli.sources import by_url
+from perkey.errors import ConfigError, FatalError
 
 HEADS = {
     "nothing": b"",

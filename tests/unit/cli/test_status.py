@@ -1,4 +1,4 @@
-"""`weft status`: the worst first, what is well in one line, and nothing cut."""
+"""`perkey status`: the worst first, what is well in one line, and nothing cut."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-import weft
-from weft.cli.seen import LINES_MAX, _json, _repeat, _status_shown, _why_shown
-from weft.cli.sources import _reported
-from weft.testing import run
+import perkey
+from perkey.cli.seen import LINES_MAX, _json, _repeat, _status_shown, _why_shown
+from perkey.cli.sources import _reported
+from perkey.testing import run
 
 LONG = "eu-west-1.logistics.positions.vehicles.enriched.v2"
 
@@ -18,10 +18,10 @@ LONG = "eu-west-1.logistics.positions.vehicles.enriched.v2"
 @pytest.fixture(scope="module")
 def shot():
     """A real snapshot: one record parked, one that runs."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     seen = []
 
-    @app.consume("orders", concurrency=1, retry=weft.Retry(attempts=1))
+    @app.consume("orders", concurrency=1, retry=perkey.Retry(attempts=1))
     def check(record):
         if record.offset == 0:
             raise ValueError("no")
@@ -65,7 +65,7 @@ def test_three_members_fit_a_screen_with_the_worst_first(shot):
 
 
 def test_what_to_do_stands_under_the_run(shot):
-    """The first sentence of `weft why`, and its next step."""
+    """The first sentence of `perkey why`, and its next step."""
     text = " ".join(told(of(shot, "m2", 3, bad=(1,))))
     assert "is parked" in text
     assert "Next: fix the cause and release it" in text
@@ -104,7 +104,7 @@ def test_what_remains_is_unknown_while_no_broker_answers(shot):
 
 
 def test_why_asks_several_runs_and_reports_it_once():
-    """`weft why nosuch` of three members of a group: one line, with the topics that there are."""
+    """`perkey why nosuch` of three members of a group: one line, with the topics that there are."""
     row = {"text": "nosuch is not with this member now; it has orders.", "next": "",
            "about": "elsewhere", "stack": [], "rank": 8}  # fmt: skip
     stream = StringIO()
@@ -197,7 +197,7 @@ def test_advice_is_printed_once_for_all_that_share_it():
 
 
 def test_several_runs_are_named_by_group_and_member(shot):
-    """As in `weft status`; the name of a socket is of no use. One partition is singular."""
+    """As in `perkey status`; the name of a socket is of no use. One partition is singular."""
     answers = [
         (f"{n}-0", {"sentences": [{"text": text, "next": "", "about": "parked", "rank": 1}],
                     "found": [], "group": "shop", "member": f"vm-{n}"})

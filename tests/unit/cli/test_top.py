@@ -1,4 +1,4 @@
-"""`weft top` by Textual's pilot: what it shows, its keys, and when nobody answers."""
+"""`perkey top` by Textual's pilot: what it shows, its keys, and when nobody answers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-import weft
-from weft.cli import main
-from weft.cli.top import Asking
-from weft.cli.top_lines import PARTITIONS_MAX, Wanted, age, lines, middle, number
-from weft.cli.top_screen import Top
-from weft.errors import FatalError
-from weft.observe.overview import overview
-from weft.testing import run
+import perkey
+from perkey.cli import main
+from perkey.cli.top import Asking
+from perkey.cli.top_lines import PARTITIONS_MAX, Wanted, age, lines, middle, number
+from perkey.cli.top_screen import Top
+from perkey.errors import FatalError
+from perkey.observe.overview import overview
+from perkey.testing import run
 
 pytestmark = pytest.mark.push
 
@@ -26,10 +26,10 @@ SIZE = (80, 24)
 @pytest.fixture(scope="module")
 def shot():
     """A real snapshot: one record parked with one behind it, one that runs, much that is done."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     seen = []
 
-    @app.consume("orders", concurrency=1, retry=weft.Retry(attempts=1))
+    @app.consume("orders", concurrency=1, retry=perkey.Retry(attempts=1))
     def check(record):
         if record.offset == 0:
             raise ValueError("[bold]no[/bold]")
@@ -139,7 +139,7 @@ def test_parked_records_are_a_key_away(shot):
     assert "parked: 30 of 31, longest first" in rows[0]
     assert re.search(r" orders\[0\] 0 +cust-0 +ValueError +1 +[\d.]+ s +600 s", text)
     assert "record 2 (key cust-2) is parked" in text
-    assert "weft record retry orders:0:2" in " ".join(text.split())
+    assert "perkey record retry orders:0:2" in " ".join(text.split())
     assert {len(row) for row in rows} == {80}
     for keys in (["r", "r"], ["r", "escape"], ["d", "r", "escape"]):
         _, text = piloted(lambda: [waiting(shot, 30)], keys, every_s=3600.0)
@@ -189,12 +189,12 @@ def test_a_pipe_is_refused(shot, monkeypatch, capsys):
     monkeypatch.setattr(Asking, "__call__", lambda self: [shot])
     assert main.run(["top", "--url", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == (
-        "weft: weft top needs a terminal: use weft status or weft status --json\n"
+        "perkey: perkey top needs a terminal: use perkey status or perkey status --json\n"
     )
 
 
 def test_json_needs_no_terminal(shot, monkeypatch, capsys):
-    """The state of the runs once, as `weft status --json` prints it."""
+    """The state of the runs once, as `perkey status --json` prints it."""
     monkeypatch.setattr(Asking, "__call__", lambda self: [shot])
     assert main.run(["top", "--url", "http://127.0.0.1:1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps([shot]))

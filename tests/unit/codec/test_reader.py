@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 import zstandard
 
-from weft.codec import OffsetMap, UnreadableMap, decode, limits, zstd
-from weft.codec.bitset import size_bytes
+from perkey.codec import OffsetMap, UnreadableMap, decode, limits, zstd
+from perkey.codec.bitset import size_bytes
 
 
 def text_of(*parts: bytes) -> str:

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from weft.codec import (
+from perkey.codec import (
     Carrier,
     OffsetMap,
     Remembered,
@@ -17,8 +17,8 @@ from weft.codec import (
     with_rider,
     zstd,
 )
-from weft.codec.limits import UnreadableMap
-from weft.codec.rider import EXHAUSTED_BY, MAGIC, error_hash
+from perkey.codec.limits import UnreadableMap
+from perkey.codec.rider import EXHAUSTED_BY, MAGIC, error_hash
 
 FAILING = Remembered(100, 2, until_s=1_790_000_060, error=0x01020304)
 PARKED = Remembered(103, 5, parked=True, exhausted_by="attempts", error=0xFFFFFFFF)

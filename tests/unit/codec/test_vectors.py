@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from weft import codec
-from weft.codec import maps, wire, zstd
-from weft.codec.limits import OFFSET_MAX
-from weft.codec.runlength import runs
+from perkey import codec
+from perkey.codec import maps, wire, zstd
+from perkey.codec.limits import OFFSET_MAX
+from perkey.codec.runlength import runs
 
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "offset-map-vectors.json").read_text()
@@ -80,7 +80,7 @@ def test_missing_padding_is_accepted_as_java_does():
 
 
 def test_a_nul_behind_the_text_is_ignored():
-    """A Weft without direct access to librdkafka leaves a NUL; its maps stay readable."""
+    """A Perkey without direct access to librdkafka leaves a NUL; its maps stay readable."""
     assert codec.decode(100, "bAAK3AMA\x00") == codec.decode(100, "bAAK3AMA")
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate, combinations
 import pytest
 import zstandard
 
-from weft.codec import (
+from perkey.codec import (
     MapTooLarge,
     bitset,
     decode,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from perkey.codec import decode, encode_fitting
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.engine import Engine
+from perkey.core.events import Answer, Assignment, HandlerSpec, Limits
+from perkey.core.work import Work
+from perkey.policies import Batch
+from perkey.types import ErrorInfo, Record
 from simulators.core.invariants import check
-from weft.codec import decode, encode_fitting
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.engine import Engine
-from weft.core.events import Answer, Assignment, HandlerSpec, Limits
-from weft.core.work import Work
-from weft.policies import Batch
-from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("ValueError", "bad")
 

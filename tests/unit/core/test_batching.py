@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core.endings import MATE_WAIT_S
-from weft.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
-from weft.policies import Batch, Commit, Retry, Skip
-from weft.types import Record, Sent
+from perkey.core import effects as fx
+from perkey.core.endings import MATE_WAIT_S
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
+from perkey.policies import Batch, Commit, Retry, Skip
+from perkey.types import Record, Sent
 
 
 def test_full_batch_starts_immediately(make_desk):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Failed, HandlerSpec
-from weft.core.retries import Flood
-from weft.policies import Brake, DeadLetter, Retry
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Failed, HandlerSpec
+from perkey.core.retries import Flood
+from perkey.policies import Brake, DeadLetter, Retry
 
 BRAKE = Brake(share=0.5, over_s=60, at_least=4, probe_s=5)
 
@@ -85,7 +85,7 @@ def test_a_probe_that_succeeds_ends_it_and_the_count_begins_anew(make_desk):
 
 
 def test_it_is_ended_by_a_person(make_desk):
-    """`weft resume` lets the records of a handler go."""
+    """`perkey resume` lets the records of a handler go."""
     desk = began(make_desk)
     end(desk, 0, 4)
     desk.take(object)

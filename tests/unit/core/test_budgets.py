@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.core import budgets, states
-from weft.core import effects as fx
-from weft.core.events import (
+from perkey.core import budgets, states
+from perkey.core import effects as fx
+from perkey.core.events import (
     Charged,
     Command,
     Failed,
@@ -19,10 +19,10 @@ from weft.core.events import (
     Target,
     Unhandled,
 )
-from weft.core.leases import Bucket
-from weft.core.work import Tags
-from weft.policies import Budget, Hold, Retry
-from weft.types import Record
+from perkey.core.leases import Bucket
+from perkey.core.work import Tags
+from perkey.policies import Budget, Hold, Retry
+from perkey.types import Record
 
 
 def users(budget: Budget, count: int = 1, **options) -> list[HandlerSpec]:

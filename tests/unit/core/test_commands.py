@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.test_memory import ERROR, UNIX_S
 
-from weft.account.account import take
-from weft.account.snapshot import snapshot
-from weft.codec import Remembered
-from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
-from weft.core.lanes import Lanes
-from weft.core.work import LaneKey
-from weft.policies import Batch, Retry, Skip, Stop
-from weft.types import Record
+from perkey.account.account import take
+from perkey.account.snapshot import snapshot
+from perkey.codec import Remembered
+from perkey.core import effects as fx
+from perkey.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
+from perkey.core.lanes import Lanes
+from perkey.core.work import LaneKey
+from perkey.policies import Batch, Retry, Skip, Stop
+from perkey.types import Record
 
 KEY = Target("t", b"k")
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.codec import decode
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.commits import CommitState
-from weft.core.events import Answer, HandlerSpec, Limits, Returned
-from weft.core.offsets import Offsets
-from weft.policies import Commit, Retry, Skip
-from weft.types import Sent
+from perkey.codec import decode
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.commits import CommitState
+from perkey.core.events import Answer, HandlerSpec, Limits, Returned
+from perkey.core.offsets import Offsets
+from perkey.policies import Commit, Retry, Skip
+from perkey.types import Sent
 
 UNORDERED = HandlerSpec("h", ordering="unordered")
 

@@ -7,11 +7,11 @@ from itertools import groupby
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
-from weft.types import Record, Sent
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.policies import DeadLetter, Park, Retry, Skip, Stop
+from perkey.types import Record, Sent
 
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.account.blockers import record_row
-from weft.codec import Remembered, decode
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Command, Decided, Failed, HandlerSpec, Target
-from weft.observe.sentences import record_sentence
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
-from weft.types import ErrorInfo
+from perkey.account.blockers import record_row
+from perkey.codec import Remembered, decode
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Command, Decided, Failed, HandlerSpec, Target
+from perkey.observe.sentences import record_sentence
+from perkey.policies import DeadLetter, Park, Retry, Skip, Stop
+from perkey.types import ErrorInfo
 
 UNIX_S = 1_700_000_000.0
 ERROR = ErrorInfo("ValueError", "bad")

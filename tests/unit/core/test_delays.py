@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import DELAY_MAX_S, Failed, HandlerSpec
-from weft.core.retries import RetrySchedule, batch_delay_s, retry_delay_s, spread
-from weft.core.work import Failure, SharedTexts, Work
-from weft.policies import Retry
-from weft.types import Record
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import DELAY_MAX_S, Failed, HandlerSpec
+from perkey.core.retries import RetrySchedule, batch_delay_s, retry_delay_s, spread
+from perkey.core.work import Failure, SharedTexts, Work
+from perkey.policies import Retry
+from perkey.types import Record
 
 GROWING = Retry(attempts=None, delay_s=1.0, multiplier=2.0, delay_max_s=60.0, jitter=0.0)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.test_memory import ERROR, UNIX_S
 
-from weft.codec import Remembered
-from weft.core import effects as fx
-from weft.core.events import Command, Failed, HandlerSpec, Target
-from weft.policies import Retry
-from weft.types import Record
+from perkey.codec import Remembered
+from perkey.core import effects as fx
+from perkey.core.events import Command, Failed, HandlerSpec, Target
+from perkey.policies import Retry
+from perkey.types import Record
 
 LANE, RECORD = Target("t", b"k"), Target("t", None, 0, 0)
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)

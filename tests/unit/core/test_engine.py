@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR
 
-from weft.account.account import take
-from weft.account.snapshot import snapshot
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Failed, HandlerSpec, Returned, Steering, Tuning
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.policies import Batch, Retry, Stop
-from weft.types import Record
+from perkey.account.account import take
+from perkey.account.snapshot import snapshot
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Failed, HandlerSpec, Returned, Steering, Tuning
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.policies import Batch, Retry, Stop
+from perkey.types import Record
 
 
 def test_stop_finishes_what_runs(make_desk):

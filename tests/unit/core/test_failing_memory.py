@@ -6,10 +6,17 @@ import tracemalloc
 
 import pytest
 
-from weft.core.events import Failed, HandlerSpec, Limits
-from weft.core.work import STORY_EVENTS_MAX, TEXTS_MAX, Failure, SharedTexts, StoryEvent, size_bytes
-from weft.policies import Park, Retry
-from weft.types import ErrorInfo
+from perkey.core.events import Failed, HandlerSpec, Limits
+from perkey.core.work import (
+    STORY_EVENTS_MAX,
+    TEXTS_MAX,
+    Failure,
+    SharedTexts,
+    StoryEvent,
+    size_bytes,
+)
+from perkey.policies import Park, Retry
+from perkey.types import ErrorInfo
 
 TRACE = "Traceback (most recent call last):\n" + 19 * '  File "/srv/app.py", line 7, in check\n'
 COUNT, SIZE = 1_000, 100  # bytes of each, as the desk says

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.codec import decode
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.core.offsets import always_fits
-from weft.policies import Retry
+from perkey.codec import decode
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.core.offsets import always_fits
+from perkey.policies import Retry
 
 SLOW = HandlerSpec("h", concurrency=1, ordering="unordered")
 

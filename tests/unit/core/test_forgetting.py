@@ -7,11 +7,11 @@ import gc
 import pytest
 from tests.unit.core.conftest import ERROR
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.policies import Batch, Retry, Skip
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.policies import Batch, Retry, Skip
 
 SHORT = "short-lived"
 

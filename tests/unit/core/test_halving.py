@@ -7,13 +7,13 @@ from tests.unit.core.conftest import ERROR, Desk
 from tests.unit.core.test_partition import partition, received
 from tests.unit.core.test_portions import SIZE, exact
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import HandlerSpec, Limits, Returned
-from weft.core.partition import Partition
-from weft.core.portions import TRIES, UNSPLIT_TRIES, Culprits
-from weft.core.work import Work
-from weft.policies import Batch, Park, Retry
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import HandlerSpec, Limits, Returned
+from perkey.core.partition import Partition
+from perkey.core.portions import TRIES, UNSPLIT_TRIES, Culprits
+from perkey.core.work import Work
+from perkey.policies import Batch, Park, Retry
 
 
 class Broker:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.policies import Commit, DeadLetter, Retry, Skip
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.policies import Commit, DeadLetter, Retry, Skip
 
 ONE_ATTEMPT = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
 

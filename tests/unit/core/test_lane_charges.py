@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
-from weft.core.work import Failure
-from weft.policies import DeadLetter, Park, Retry, Skip
-from weft.runtime.run.drain import passed
+from perkey.core import effects as fx
+from perkey.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
+from perkey.core.work import Failure
+from perkey.policies import DeadLetter, Park, Retry, Skip
+from perkey.runtime.run.drain import passed
 
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=5, delay_s=1.0, jitter=0.0))
 

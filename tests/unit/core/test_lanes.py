@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Failed, HandlerSpec, Unhandled
-from weft.policies import Park, Retry
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Failed, HandlerSpec, Unhandled
+from perkey.policies import Park, Retry
 
 
 def test_one_key_is_handled_one_at_a_time(make_desk):

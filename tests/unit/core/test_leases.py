@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core import effects as fx
-from weft.core.events import Charged, Failed, HandlerSpec
-from weft.core.leases import (
+from perkey.core import effects as fx
+from perkey.core.events import Charged, Failed, HandlerSpec
+from perkey.core.leases import (
     CALLS_OVER_S,
     LEASE_S,
     MARGIN_S,
@@ -16,9 +16,9 @@ from weft.core.leases import (
     Lent,
     Lessor,
 )
-from weft.core.work import Tags
-from weft.policies import Budget, Retry
-from weft.types import ErrorInfo, Record
+from perkey.core.work import Tags
+from perkey.policies import Budget, Retry
+from perkey.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("TooMany", "429")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.codec import Remembered, decode, encode_fitting
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Command, Failed, HandlerSpec, Limits, Pause, Steering, Target
-from weft.core.memory import ENTRIES_MAX, Memory
-from weft.core.work import Failure, SharedTexts, Work
-from weft.policies import Batch, DeadLetter, Park, Retry, Skip, Stop
-from weft.types import ErrorInfo, Record
+from perkey.codec import Remembered, decode, encode_fitting
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Command, Failed, HandlerSpec, Limits, Pause, Steering, Target
+from perkey.core.memory import ENTRIES_MAX, Memory
+from perkey.core.work import Failure, SharedTexts, Work
+from perkey.policies import Batch, DeadLetter, Park, Retry, Skip, Stop
+from perkey.types import ErrorInfo, Record
 
 ERROR = ErrorInfo(
     "ValueError", "bad", 'Traceback:\n  File "app.py", line 3, in check\nValueError: bad'

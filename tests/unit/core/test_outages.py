@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Command, Failed, HandlerSpec, Returned, Target, Unhandled
-from weft.core.work import Tags
-from weft.policies import Hold, Park, Retry
-from weft.types import ErrorInfo, Record
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Command, Failed, HandlerSpec, Returned, Target, Unhandled
+from perkey.core.work import Tags
+from perkey.policies import Hold, Park, Retry
+from perkey.types import ErrorInfo, Record
 
 AWAY = ErrorInfo("Unavailable", "503")
 HOLD = Hold(on=(OSError,), probe_s=5, max_s=60)

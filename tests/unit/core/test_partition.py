@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weft.core import states
-from weft.core.commits import CommitState
-from weft.core.events import HandlerSpec
-from weft.core.offsets import Offsets, Snapshot
-from weft.core.partition import Partition
-from weft.core.scheduling import Handler
-from weft.types import Record
+from perkey.core import states
+from perkey.core.commits import CommitState
+from perkey.core.events import HandlerSpec
+from perkey.core.offsets import Offsets, Snapshot
+from perkey.core.partition import Partition
+from perkey.core.scheduling import Handler
+from perkey.types import Record
 
 
 def partition(**options) -> Partition:

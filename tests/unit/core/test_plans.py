@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import offsets
 
-from weft.core import effects as fx
-from weft.core.events import HandlerSpec
-from weft.policies import Retry, Skip
+from perkey.core import effects as fx
+from perkey.core.events import HandlerSpec
+from perkey.policies import Retry, Skip
 
 ONCE = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from tests.unit.core.conftest import ERROR, Desk, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.core.work import Work
-from weft.policies import Batch, DeadLetter, Retry
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.core.work import Work
+from perkey.policies import Batch, DeadLetter, Retry
 
 SIZE = 1_000
 

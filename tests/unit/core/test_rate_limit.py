@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import offsets
 
-from weft.core.events import HandlerSpec
-from weft.core.scheduling import Handler
-from weft.policies import Batch
+from perkey.core.events import HandlerSpec
+from perkey.core.scheduling import Handler
+from perkey.policies import Batch
 
 #: rate, then rounds of (seconds since the last one, starts that were allowed)
 ROUNDS = [

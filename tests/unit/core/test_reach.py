@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from weft.codec.limits import NOT_DONE_MAX
-from weft.core.commits import CommitState
-from weft.core.offsets import LOOK_EVERY, PRESSURE, Offsets, Reach, Window, always_fits, runs_fit
-from weft.types import Record
+from perkey.codec.limits import NOT_DONE_MAX
+from perkey.core.commits import CommitState
+from perkey.core.offsets import LOOK_EVERY, PRESSURE, Offsets, Reach, Window, always_fits, runs_fit
+from perkey.types import Record
 
 CHARS, NEAR = 200, 864  # what such a map tells without a count: 3/4 of 1,152 offsets
 MOST, PRESSED = 18, 13  # runs that it tells, and three quarters of them

@@ -6,11 +6,11 @@ import pytest
 from tests.unit.core.test_commands import RETRY, record
 from tests.unit.core.test_memory import ERROR, UNIX_S
 
-from weft.codec import decode
-from weft.core import effects as fx
-from weft.core.events import Command, Failed, HandlerSpec, Limits, Returned, Target, Unhandled
-from weft.policies import Batch
-from weft.types import Record
+from perkey.codec import decode
+from perkey.core import effects as fx
+from perkey.core.events import Command, Failed, HandlerSpec, Limits, Returned, Target, Unhandled
+from perkey.policies import Batch
+from perkey.types import Record
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_what_cannot_be_handled_again_is_refused(desk, prepare, offset, words):
 
 
 def test_past_the_end_of_the_log_there_is_nothing_to_retry(desk):
-    """Only below the end is `weft record retry` the cure."""
+    """Only below the end is `perkey record retry` the cure."""
     done(desk, 2)
     desk.engine.log_ends([(desk.part, 3)])
     ((outcome, offset, detail),) = redo(desk, 3, there=False)
@@ -220,7 +220,7 @@ def test_what_is_handled_once_at_most_is_not_handled_again(make_desk):
     ((outcome, _, detail),) = redo(desk)
     assert outcome == "refused"
     assert "delivery=at_most_once, which handles no record twice" in detail
-    assert "weft dlq replay" in detail
+    assert "perkey dlq replay" in detail
 
 
 # -- exactly_once ----------------------------------------------------------------------------------

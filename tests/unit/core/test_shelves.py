@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, Desk, offsets
 
-from weft.codec import Remembered
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import UNORDERED, Command, Failed, HandlerSpec, Limits, Target
-from weft.core.memory import SHELVED_BYTES
-from weft.policies import Commit, DeadLetter, Park, Retry
-from weft.types import Record
+from perkey.codec import Remembered
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import UNORDERED, Command, Failed, HandlerSpec, Limits, Target
+from perkey.core.memory import SHELVED_BYTES
+from perkey.policies import Commit, DeadLetter, Park, Retry
+from perkey.types import Record
 
 ONCE = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=Park())
 SIZE = 10_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import Desk
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.commits import CommitState
-from weft.core.events import HandlerSpec, Limits, Returned
-from weft.core.offsets import Offsets
-from weft.types import Record
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.commits import CommitState
+from perkey.core.events import HandlerSpec, Limits, Returned
+from perkey.core.offsets import Offsets
+from perkey.types import Record
 
 UNORDERED = HandlerSpec("h", ordering="unordered", concurrency=1)
 

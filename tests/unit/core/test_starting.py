@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.codec import encode
-from weft.core.commits import Found, OffsetLost, Start, resolve
+from perkey.codec import encode
+from perkey.core.commits import Found, OffsetLost, Start, resolve
 
 LOG = {"log_start": 10, "log_end": 50}
 

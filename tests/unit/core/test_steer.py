@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core import effects as fx
-from weft.core.events import ALL_STARTS_PER_S, HandlerSpec, Pause, Steering, Tuning
-from weft.core.scheduling import Handler, Slots
+from perkey.core import effects as fx
+from perkey.core.events import ALL_STARTS_PER_S, HandlerSpec, Pause, Steering, Tuning
+from perkey.core.scheduling import Handler, Slots
 
 
 @pytest.mark.parametrize(

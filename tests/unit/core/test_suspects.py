@@ -8,12 +8,12 @@ from tests.unit.core.conftest import offsets as offsets_of
 from tests.unit.core.test_partition import partition, received
 from tests.unit.core.test_portions import exact
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Limits, Returned
-from weft.core.partition import Partition
-from weft.core.portions import TRIES, Culprits
-from weft.core.work import Work
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Limits, Returned
+from perkey.core.partition import Partition
+from perkey.core.portions import TRIES, Culprits
+from perkey.core.work import Work
 
 CULPRIT = 3
 

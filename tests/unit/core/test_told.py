@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, Desk
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
-from weft.core.offsets import Offsets
-from weft.core.work import size_bytes
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
-from weft.types import Record, Sent
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
+from perkey.core.offsets import Offsets
+from perkey.core.work import size_bytes
+from perkey.policies import DeadLetter, Park, Retry, Skip, Stop
+from perkey.types import Record, Sent
 
 ONE = Retry(attempts=1)
 

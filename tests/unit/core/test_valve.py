@@ -9,13 +9,13 @@ from tests.unit.core.conftest import ERROR
 from tests.unit.core.test_memory import UNIX_S
 from tests.unit.core.test_shelves import LIMITS, Parking
 
-from weft.codec import Remembered
-from weft.core import effects as fx
-from weft.core.events import Command, Decided, Failed, HandlerSpec, Target
-from weft.core.valve import LANES_MAX, REFUSED_S
-from weft.core.work import HeldBy
-from weft.policies import Batch, Park, Retry
-from weft.types import ErrorInfo
+from perkey.codec import Remembered
+from perkey.core import effects as fx
+from perkey.core.events import Command, Decided, Failed, HandlerSpec, Target
+from perkey.core.valve import LANES_MAX, REFUSED_S
+from perkey.core.work import HeldBy
+from perkey.policies import Batch, Park, Retry
+from perkey.types import ErrorInfo
 
 #: the span of the map in which records start without a count: 0.75 of its bits
 NEAR = 18_396

@@ -7,12 +7,12 @@ import random
 import pytest
 from tests.unit.core.conftest import ERROR
 
-from weft.codec import decode
-from weft.codec.limits import NOT_DONE_MAX
-from weft.core.events import Failed, HandlerSpec, Limits
-from weft.core.offsets import runs_fit
-from weft.policies import Retry
-from weft.types import Record
+from perkey.codec import decode
+from perkey.codec.limits import NOT_DONE_MAX
+from perkey.core.events import Failed, HandlerSpec, Limits
+from perkey.core.offsets import runs_fit
+from perkey.policies import Retry
+from perkey.types import Record
 
 LANES, BLOCK, POLL = 1_000, 200, 1_000
 #: records of a lane; half of all have no key

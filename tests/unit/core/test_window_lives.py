@@ -7,13 +7,13 @@ import random
 import pytest
 from tests.unit.core.conftest import ERROR, Desk
 
-from weft.codec import encode_fitting
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Limits, Unhandled
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.policies import Retry
-from weft.types import Record
+from perkey.codec import encode_fitting
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Limits, Unhandled
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.policies import Retry
+from perkey.types import Record
 
 RECORDS = 200
 

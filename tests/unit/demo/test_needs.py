@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from demo.run import NEEDED, Options, check_needs, prepare
-from weft.errors import ConfigError
+from perkey.errors import ConfigError
 
 
 def test_missing_libraries_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.dlq.letters import LETTER, POSITION, Place, homeward, letter_of, origin_of
-from weft.types import Record
+from perkey.dlq.letters import LETTER, POSITION, Place, homeward, letter_of, origin_of
+from perkey.types import Record
 
 SOURCE = Place("orders", 2, 991)
 
@@ -16,8 +16,8 @@ def dead(*headers: tuple[str, bytes | None], key: bytes | None = b"k", value=b"v
     return Record("orders.dlq", 1, 17, 1_700_000_000_000, key, value, headers)
 
 
-#: KIP-1191, as Weft writes it
-WEFT = (
+#: KIP-1191, as Perkey writes it
+PERKEY = (
     ("tenant", b"acme"),
     ("__dlq.errors.topic", b"orders"),
     ("__dlq.errors.partition", b"2"),
@@ -71,12 +71,12 @@ STREAMS = (
 @pytest.mark.parametrize(
     ("headers", "name", "group", "attempts", "replays"),
     [
-        (WEFT, "weft", "billing", 5, 2),
+        (PERKEY, "perkey", "billing", 5, 2),
         (SPRING, "spring", "billing", 5, 0),
         (CONNECT, "connect", "billing", None, 0),
         (STREAMS, "streams", None, None, 0),
     ],
-    ids=["weft", "spring", "connect", "streams"],
+    ids=["perkey", "spring", "connect", "streams"],
 )
 def test_every_dialect_is_understood(headers, name, group, attempts, replays):
     """Where the record was, why it failed and how often; its own headers without theirs."""
@@ -94,15 +94,15 @@ def test_every_dialect_is_understood(headers, name, group, attempts, replays):
 @pytest.mark.parametrize(
     ("headers", "name"),
     [
-        (WEFT, None),
-        ((*WEFT, ("__dlq.errors.handler", b"charge")), "charge"),
+        (PERKEY, None),
+        ((*PERKEY, ("__dlq.errors.handler", b"charge")), "charge"),
         (CONNECT, "org.apache.kafka.connect.json.JsonConverter"),
         (SPRING, None),
     ],
-    ids=["weft, earlier", "weft", "connect", "spring"],
+    ids=["perkey, earlier", "perkey", "connect", "spring"],
 )
 def test_a_letter_names_its_handler(headers, name):
-    """Weft's header, which earlier versions did not write: without it nothing else changes."""
+    """Perkey's header, which earlier versions did not write: without it nothing else changes."""
     letter = letter_of(dead(*headers))
     assert (letter.handler, letter.field("handler")) == (name, name)
     assert (letter.source, letter.error_type) == (SOURCE, "Timeout")
@@ -118,16 +118,16 @@ def test_springs_older_names_are_understood():
 
 
 def test_who_wrote_last_counts():
-    """What Kafka Streams gave up and Weft after it is Weft's letter; the other headers stay."""
-    letter = letter_of(dead(*STREAMS, *WEFT[1:]))
+    """What Kafka Streams gave up and Perkey after it is Perkey's letter; the other headers stay."""
+    letter = letter_of(dead(*STREAMS, *PERKEY[1:]))
     assert letter.dialect is not None
-    assert letter.dialect.name == "weft"
+    assert letter.dialect.name == "perkey"
     assert letter.own_headers == STREAMS
 
 
 def test_of_a_header_that_is_there_twice_the_last_one_counts():
     """A broker appends its own to those of a record that was a letter before."""
-    letter = letter_of(dead(*WEFT, ("__dlq.errors.offset", b"992")))
+    letter = letter_of(dead(*PERKEY, ("__dlq.errors.offset", b"992")))
     assert letter.source == Place("orders", 2, 992)
 
 
@@ -136,10 +136,10 @@ def test_of_a_header_that_is_there_twice_the_last_one_counts():
     [
         (),
         (("tenant", b"acme"),),
-        WEFT[:3],
-        (*WEFT[:3], ("__dlq.errors.offset", b"-1")),
-        (*WEFT[:3], ("__dlq.errors.offset", b"9" * 19)),
-        (*WEFT[:3], ("__dlq.errors.offset", None)),
+        PERKEY[:3],
+        (*PERKEY[:3], ("__dlq.errors.offset", b"-1")),
+        (*PERKEY[:3], ("__dlq.errors.offset", b"9" * 19)),
+        (*PERKEY[:3], ("__dlq.errors.offset", None)),
         (*SPRING[:3], ("kafka_dlt-original-offset", b"\xff" * 8)),
     ],
 )
@@ -159,19 +159,19 @@ def test_without_a_place_it_is_no_letter(headers):
         (b"\xff\xfe", None, "\\xff\\xfe"),
     ],
 )
-def test_a_type_is_read_from_a_message_of_weft(message, kind, rest):
+def test_a_type_is_read_from_a_message_of_perkey(message, kind, rest):
     """`Type: message`; what has no type, as a broker's own words, has none."""
-    letter = letter_of(dead(*WEFT, ("__dlq.errors.message", message)))
+    letter = letter_of(dead(*PERKEY, ("__dlq.errors.message", message)))
     assert (letter.error_type, letter.error_message) == (kind, rest)
 
 
 def test_a_letter_without_its_record_is_known_as_cut():
-    """Weft's marks, and KIP-1191 without copies: neither key nor value."""
-    assert not letter_of(dead(*WEFT)).is_cut
-    assert letter_of(dead(*WEFT, ("__dlq.errors.value.omitted", b"too large"))).is_cut
-    assert letter_of(dead(*WEFT, ("__dlq.errors.key.size", b"5000"))).is_cut
-    assert letter_of(dead(*WEFT, key=None, value=None)).is_cut
-    assert not letter_of(dead(*WEFT, value=None)).is_cut  # a tombstone
+    """Perkey's marks, and KIP-1191 without copies: neither key nor value."""
+    assert not letter_of(dead(*PERKEY)).is_cut
+    assert letter_of(dead(*PERKEY, ("__dlq.errors.value.omitted", b"too large"))).is_cut
+    assert letter_of(dead(*PERKEY, ("__dlq.errors.key.size", b"5000"))).is_cut
+    assert letter_of(dead(*PERKEY, key=None, value=None)).is_cut
+    assert not letter_of(dead(*PERKEY, value=None)).is_cut  # a tombstone
 
 
 def home(headers: tuple[tuple[str, bytes | None], ...]):
@@ -182,7 +182,7 @@ def home(headers: tuple[tuple[str, bytes | None], ...]):
 
 def test_a_record_goes_home_as_it_was():
     """Own partition, key, value, time and headers; two or three headers name its letter."""
-    message = home(WEFT)
+    message = home(PERKEY)
     assert (message.topic, message.partition, message.timestamp_ms) == ("orders", 2, 5)
     assert message.headers == (
         ("tenant", b"acme"),
@@ -193,7 +193,7 @@ def test_a_record_goes_home_as_it_was():
 
 
 def test_replays_are_counted_any_caller_writes_the_letters():
-    """Spring keeps a record's headers; Weft takes the letter's name away and counts itself."""
+    """Spring keeps a record's headers; Perkey takes the letter's name away and counts itself."""
     sent = home(SPRING)
     letter = letter_of(dead(*sent.headers, *SPRING[1:]))
     assert letter.replays == 1
@@ -204,15 +204,15 @@ def test_replays_are_counted_any_caller_writes_the_letters():
 
 def test_the_first_offset_stays_known():
     """A record that was replayed at 991 and was at 12 first keeps its place in its key's order."""
-    letter = letter_of(dead(*WEFT, (POSITION, b"12")))
+    letter = letter_of(dead(*PERKEY, (POSITION, b"12")))
     assert (letter.source, letter.position) == (SOURCE, 12)
-    assert letter_of(dead(*WEFT, (POSITION, b"992"))).position == 991  # no record comes earlier
+    assert letter_of(dead(*PERKEY, (POSITION, b"992"))).position == 991  # no record comes earlier
     replayed = Record("orders", 2, 991, 5, b"k", b"v", ((LETTER, b"d:1:2"), (POSITION, b"12")))
     assert origin_of(replayed) == ("d:1:2", 12)
     assert origin_of(replayed._replace(headers=())) == (None, 991)
 
 
-NAMES = st.sampled_from([name for name, _ in (*WEFT, *SPRING, *CONNECT, *STREAMS)])
+NAMES = st.sampled_from([name for name, _ in (*PERKEY, *SPRING, *CONNECT, *STREAMS)])
 
 
 @given(st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=9))))

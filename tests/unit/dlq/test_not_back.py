@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from tests.property.test_dlq_replay import DLQ, GROUP, connection, prepared, run, write_letter
 
-from weft.dlq import not_back
-from weft.dlq.not_back import NotBack
-from weft.dlq.replay import Box
-from weft.errors import FatalError
-from weft.kafka.ports import KafkaUnavailable
-from weft.testing import MemoryKafka
-from weft.where import parse
+from perkey.dlq import not_back
+from perkey.dlq.not_back import NotBack
+from perkey.dlq.replay import Box
+from perkey.errors import FatalError
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.testing import MemoryKafka
+from perkey.where import parse
 
 
 @pytest.fixture

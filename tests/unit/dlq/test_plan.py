@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 
-from weft.codec import decode
-from weft.dlq.letters import LETTER, POSITION, Letter, Place, letter_of
-from weft.dlq.plan import Guard, Plan, Progress, Rules, make_plan
-from weft.errors import ConfigError
-from weft.types import Record
+from perkey.codec import decode
+from perkey.dlq.letters import LETTER, POSITION, Letter, Place, letter_of
+from perkey.dlq.plan import Guard, Plan, Progress, Rules, make_plan
+from perkey.errors import ConfigError
+from perkey.types import Record
 
 DLQ = ("t.dlq", 0)
 PLAIN = Rules()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.property.test_dlq_replay import DLQ, GROUP, TOPIC, connection, prepared, write_letter
 
-from weft.dlq.letters import LETTER
-from weft.dlq.plan import Rules
-from weft.dlq.refails import BEHIND, Careful
-from weft.dlq.replay import Replay, Wanted
-from weft.testing import MemoryKafka
-from weft.testing.memory_connection import MemoryLogReader
+from perkey.dlq.letters import LETTER
+from perkey.dlq.plan import Rules
+from perkey.dlq.refails import BEHIND, Careful
+from perkey.dlq.replay import Replay, Wanted
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_connection import MemoryLogReader
 
 
 class Handled:

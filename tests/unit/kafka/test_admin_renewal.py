@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.errors import ConfigError
-from weft.kafka import admin as module
-from weft.kafka.admin import _FORMER_MAX, _UNANSWERED_MAX, KafkaAdmin
-from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.settings import client_settings
+from perkey.errors import ConfigError
+from perkey.kafka import admin as module
+from perkey.kafka.admin import _FORMER_MAX, _UNANSWERED_MAX, KafkaAdmin
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.kafka.settings import client_settings
 
 
 class Client:

@@ -7,7 +7,7 @@ import logging
 import pytest
 from confluent_kafka import Message
 
-from weft.kafka import batches
+from perkey.kafka import batches
 
 
 class Foreign:

@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from weft.kafka import clib, clib_offsets
-from weft.kafka.admin import list_offsets
-from weft.kafka.clib_offsets import PARTITIONS_MAX, REFRESHED_MAX, Bounds, bounds_soon
-from weft.kafka.consumer import _Asking
-from weft.kafka.group_lag import GroupLag, PartitionLag
-from weft.kafka.ports import CommittedOffset
+from perkey.kafka import clib, clib_offsets
+from perkey.kafka.admin import list_offsets
+from perkey.kafka.clib_offsets import PARTITIONS_MAX, REFRESHED_MAX, Bounds, bounds_soon
+from perkey.kafka.consumer import _Asking
+from perkey.kafka.group_lag import GroupLag, PartitionLag
+from perkey.kafka.ports import CommittedOffset
 
 HERE = [("orders", 0), ("orders", 1)]
 
@@ -84,7 +84,7 @@ def test_a_refresh_that_fails_leaves_the_partition_out(client: Client) -> None:
 IN_A_CALLBACK = """
 import time
 from confluent_kafka import Consumer, Producer
-from weft.kafka.clib_offsets import refresh
+from perkey.kafka.clib_offsets import refresh
 served = []
 consumer = Consumer({"test.mock.num.brokers": 1, "group.id": "g", "session.timeout.ms": 6000, "log_level": 0,
                      "statistics.interval.ms": 5, "stats_cb": served.append})
@@ -113,7 +113,7 @@ def test_a_refresh_in_a_rebalance_callback_leaves_the_next_callback_alive() -> N
 
 
 def measured(client: Any) -> Any:
-    """The ends of the logs, for `weft lag`."""
+    """The ends of the logs, for `perkey lag`."""
     lag: Any = SimpleNamespace(_consumer=client)
     return GroupLag._logs(lag, HERE)
 

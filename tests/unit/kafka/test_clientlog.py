@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from weft.kafka import clientlog
-from weft.kafka.clientlog import NAME, ClientLog, with_client_log
+from perkey.kafka import clientlog
+from perkey.kafka.clientlog import NAME, ClientLog, with_client_log
 
 
 def test_lines_alike_come_once_with_their_count_later(caplog, monkeypatch):

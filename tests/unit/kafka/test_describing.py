@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.kafka.admin import UNTIMED_S, KafkaAdmin
-from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.settings import client_settings
+from perkey.kafka.admin import UNTIMED_S, KafkaAdmin
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.kafka.settings import client_settings
 
 
 class Client:
@@ -44,8 +44,8 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaAdmin, Client]:
     )
     made, client = KafkaAdmin(settings), Client()
     monkeypatch.setattr(made, "_client", client)
-    monkeypatch.setattr("weft.kafka.admin._GRACE_S", 0.0)
-    monkeypatch.setattr("weft.kafka.admin._RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("perkey.kafka.admin._GRACE_S", 0.0)
+    monkeypatch.setattr("perkey.kafka.admin._RETRY_PAUSE_S", 0.0)
     return made, client
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from weft.errors import ConfigError
-from weft.kafka.failures import Failures
-from weft.kafka.settings import ClientSettings, check_addresses
+from perkey.errors import ConfigError
+from perkey.kafka.failures import Failures
+from perkey.kafka.settings import ClientSettings, check_addresses
 
 # public constants; the underscore says "from the client, not the broker"
 HANDSHAKE = KafkaError(KafkaError._SSL, "SSL handshake failed: wrong version number")

@@ -15,11 +15,11 @@ from confluent_kafka import (
     KafkaError,
 )
 
-from weft.errors import ConfigError
-from weft.kafka import following
-from weft.kafka.following import LastWords
-from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.settings import client_settings
+from perkey.errors import ConfigError
+from perkey.kafka import following
+from perkey.kafka.following import LastWords
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.kafka.settings import client_settings
 
 
 class Message:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.codec import encode_fitting
-from weft.kafka import clib
-from weft.kafka.clib_offsets import Bounds
-from weft.kafka.group_lag import (
+from perkey.codec import encode_fitting
+from perkey.kafka import clib
+from perkey.kafka.clib_offsets import Bounds
+from perkey.kafka.group_lag import (
     OPEN_TOO_LONG_S,
     GroupLag,
     PartitionLag,
     behind_transaction,
     lag_of,
 )
-from weft.kafka.ports import CommittedOffset
+from perkey.kafka.ports import CommittedOffset
 
 CONTRACT = [
     "topic", "partition", "end", "committed", "done_beyond", "remaining", "oldest_not_done",

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from weft.codec import Remembered, encode
-from weft.codec.maps import Carrier
-from weft.kafka.group_rider import BARE_CHARS, FULL_CHARS, _part
+from perkey.codec import Remembered, encode
+from perkey.codec.maps import Carrier
+from perkey.kafka.group_rider import BARE_CHARS, FULL_CHARS, _part
 
 OFFSETS = range(0, 4_000, 2)
 ENTRIES = [Remembered(one, 1) for one in OFFSETS]  # three bytes, so four characters, each

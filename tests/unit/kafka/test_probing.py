@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.kafka.connect import connect
+from perkey.errors import ConfigError
+from perkey.kafka.connect import connect
 
 PASSWORD = "hunter2"
 

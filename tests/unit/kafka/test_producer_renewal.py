@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.kafka import producer
-from weft.kafka.ports import Delivery, OutMessage
+from perkey.kafka import producer
+from perkey.kafka.ports import Delivery, OutMessage
 
 
 class Stored:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
-from weft.kafka import transactions
-from weft.kafka.failures import GRACE_S, QUOTA_LOGGED_EVERY_S, Refusals
+from perkey.kafka import transactions
+from perkey.kafka.failures import GRACE_S, QUOTA_LOGGED_EVERY_S, Refusals
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "wrong password hunter22")
 AWAY = KafkaError(KafkaError._TRANSPORT, "connection refused")

@@ -1,4 +1,4 @@
-"""`weft.Schema` beside a registry of HTTP's own server: values, outages, records that do not fit."""
+"""`perkey.Schema` beside a registry of HTTP's own server: values, outages, records that do not fit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-import weft
-from weft.decoding import Undecodable, decoding_of
-from weft.testing import run
+import perkey
+from perkey.decoding import Undecodable, decoding_of
+from perkey.testing import run
 
 pytestmark = pytest.mark.push
 
-fastavro = pytest.importorskip("fastavro", reason="needs weft[schema]")
+fastavro = pytest.importorskip("fastavro", reason="needs perkey[schema]")
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
 WITH_LINE = {"type": "record", "name": "L", "fields": [{"name": "order", "type": "Order"}]}
@@ -111,18 +111,18 @@ def head(schema_id: int) -> bytes:
 def handled(records, kind: str = "async", **options):
     """The results of these values, and what the handler saw."""
     seen: list = []
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
     if "batch" in kind:
-        options["batch"] = weft.Batch(max_records=3, linger_s=0.01)
+        options["batch"] = perkey.Batch(max_records=3, linger_s=0.01)
 
     def handle(given):
-        seen.extend([given] if isinstance(given, weft.Record) else given)
+        seen.extend([given] if isinstance(given, perkey.Record) else given)
 
     async def awaited(given):
         handle(given)
 
     options = {
-        "retry": weft.Retry(attempts=3, delay_s=0), "on_exhausted": weft.Skip(), **options,
+        "retry": perkey.Retry(attempts=3, delay_s=0), "on_exhausted": perkey.Skip(), **options,
     }  # fmt: skip
     app.consume("orders", **options)(awaited if "async" in kind else handle)
     return run(app, records), seen
@@ -141,7 +141,7 @@ def only(records, **options):
 def test_avro_and_json_are_dicts(registry, kind):
     """By the type that the registry reports for the id; known ids are not fetched again."""
     values = [avro(n) for n in range(20)] + [head(2) + b'{"n": 20}', None]
-    schema = weft.Schema(registry.url)
+    schema = perkey.Schema(registry.url)
     assert schema(values[20]) == schema(avro(20))
     results, seen = handled([(b"k", one) for one in values], kind, value=schema)
     assert {one.outcome for one in results} == {"done"}
@@ -152,8 +152,8 @@ def test_avro_and_json_are_dicts(registry, kind):
 @pytest.mark.push
 def test_worker_processes_read_with_clients_of_their_own(registry):
     """The object travels without its client."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
-    schema = weft.Schema(registry.url)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
+    schema = perkey.Schema(registry.url)
     assert schema(avro(7)) == {"n": 7}
     options = {"executor": "processes", "concurrency": 1, "output": "out", "value": schema}
     app.consume("orders", **options)(described)
@@ -165,7 +165,7 @@ def test_worker_processes_read_with_clients_of_their_own(registry):
 
 def described(record):
     """What was read, and in which process."""
-    return weft.Produce([record.value, os.getpid()])
+    return perkey.Produce([record.value, os.getpid()])
 
 
 async def awaited(decoding, record):
@@ -181,28 +181,28 @@ def test_the_loop_reads_what_is_at_hand(registry, monkeypatch):
         threads.append(given)
         return function(given)
 
-    monkeypatch.setattr("weft.decoding._in_a_thread", in_a_thread)
-    decoding = decoding_of("bytes", weft.Schema(registry.url))
+    monkeypatch.setattr("perkey.decoding._in_a_thread", in_a_thread)
+    decoding = decoding_of("bytes", perkey.Schema(registry.url))
     values = [head(5) + b"\xff", *[head(5) + avro(7)[5:]] * 3, *[head(2) + b'{"n": 7}'] * 2]
     for value in values:
         with contextlib.suppress(Undecodable):
-            asyncio.run(awaited(decoding, weft.Record("orders", 0, 0, 0, b"k", value)))
+            asyncio.run(awaited(decoding, perkey.Record("orders", 0, 0, 0, b"k", value)))
     assert threads == values[:2] + values[4:]
 
 
 def test_a_forked_process_has_a_client_of_its_own(registry, monkeypatch):
     """Connections are not for two processes."""
-    schema = weft.Schema(registry.url)
+    schema = perkey.Schema(registry.url)
     first = schema(avro(7))
     forked = os.getpid() + 1
     monkeypatch.setattr("os.getpid", lambda: forked)
-    assert schema.__weft_waits__(avro(7))
+    assert schema.__perkey_waits__(avro(7))
     assert (schema(avro(7)), len(registry.asked)) == (first, 2)
 
 
 def test_keys_have_schemas_too(registry):
     """Both fields by one object; outputs keep the key's bytes."""
-    schema = weft.Schema(registry.url)
+    schema = perkey.Schema(registry.url)
     key = head(4) + b"\x06abc"
     _, seen = handled([(key, avro(7))], key=schema, value=schema)
     assert [(one.key, one.value) for one in seen] == [("abc", {"n": 7})]
@@ -210,9 +210,9 @@ def test_keys_have_schemas_too(registry):
 
 def test_references_are_fetched(registry):
     """A schema of several; where the registry is away just then, it is a failed attempt."""
-    schema = weft.Schema(registry.url)
+    schema = perkey.Schema(registry.url)
     assert schema(head(5) + avro(7)[5:]) == {"order": {"n": 7}}
-    other = weft.Schema(registry.url)
+    other = perkey.Schema(registry.url)
     other(avro(7))
     served = registry.held.pop("/subjects/order/versions/1")
     registry.failing = [(200, json.dumps(registry.held["/schemas/ids/5"]).encode()), (503, b"{}")]
@@ -226,7 +226,7 @@ def test_protobuf_with_its_class_is_a_message(registry):
     """`message=` is the generated class; the indexes before the message are taken off."""
     from google.protobuf.wrappers_pb2 import StringValue  # type: ignore[import-untyped]  # no stubs in the lock
 
-    schema = weft.Schema(registry.url, message=StringValue)
+    schema = perkey.Schema(registry.url, message=StringValue)
     data = head(3) + b"\0" + StringValue(value="seven").SerializeToString()
     assert pickle.loads(pickle.dumps(schema))(data).value == "seven"
     assert schema(avro(7)) == {"n": 7}
@@ -242,7 +242,7 @@ def test_protobuf_with_its_class_is_a_message(registry):
 def test_an_outage_is_a_failed_attempt(registry, kind, status):
     """A busy, broken or forbidding registry may get well: tried again, in key order."""
     registry.failing = [(status, b'{"error_code": %d, "message": "no"}' % (status * 100))] * 2
-    results, seen = handled([(b"k", avro(7))], kind, value=weft.Schema(registry.url))
+    results, seen = handled([(b"k", avro(7))], kind, value=perkey.Schema(registry.url))
     assert [(one.outcome, one.attempts) for one in results] == [("done", 3)]
     assert [one.value for one in seen] == [{"n": 7}]
 
@@ -250,21 +250,21 @@ def test_an_outage_is_a_failed_attempt(registry, kind, status):
 def test_404_of_a_proxy_is_a_failed_attempt(registry):
     """It has no error code of a registry: the registry behind it is away, or the URL is wrong."""
     registry.failing = [(404, b"<html>default backend"), (200, b"<html>log in")]
-    _, seen = handled([(b"k", avro(7))], value=weft.Schema(registry.url))
+    _, seen = handled([(b"k", avro(7))], value=perkey.Schema(registry.url))
     assert [one.value for one in seen] == [{"n": 7}]
 
 
 def test_a_response_without_a_schema_is_a_failed_attempt(registry):
     """The JSON of a proxy, with status 200: it is not kept as the schema."""
     registry.failing = [(200, b'{"status": "maintenance"}')]
-    results, seen = handled([(b"k", avro(7))], value=weft.Schema(registry.url))
+    results, seen = handled([(b"k", avro(7))], value=perkey.Schema(registry.url))
     assert [(one.outcome, one.attempts) for one in results] == [("done", 2)]
     assert [one.value for one in seen] == [{"n": 7}]
 
 
 def test_a_registry_that_is_not_there_is_named(registry):
     """With its URL, and after all attempts: `on_exhausted` decides."""
-    schema = weft.Schema("http://127.0.0.1:1")
+    schema = perkey.Schema("http://127.0.0.1:1")
     outcome, attempts, error = only([(b"k", avro(7))], value=schema)
     assert (outcome, attempts, error.type) == ("skipped", 3, "ConnectionError")
     assert error.message.startswith("schema registry http://127.0.0.1:1: ConnectError: ")
@@ -273,7 +273,7 @@ def test_a_registry_that_is_not_there_is_named(registry):
 def test_missing_rights_are_named(registry):
     """401 and 403 name what to look at; an operator can mend them."""
     registry.failing = [(403, b'{"error_code": 40301, "message": "no"}')] * 3
-    outcome, attempts, error = only([(b"k", avro(7))], value=weft.Schema(registry.url))
+    outcome, attempts, error = only([(b"k", avro(7))], value=perkey.Schema(registry.url))
     assert (outcome, attempts, error.type) == ("skipped", 3, "PermissionError")
     assert error.message.endswith(
         "HTTP 403 for schema 1: check the credentials in conf and their rights"
@@ -293,13 +293,16 @@ def test_missing_rights_are_named(registry):
         (head(1) + b"\xff", "it does not fit schema 1: "),
         (head(2) + b"{", "it does not fit schema 2: JSONDecodeError"),
         (head(2) + b'{"n": "4111111111111111"}', "it does not fit schema 2: $.n fails 'type'"),
-        (head(3) + b"\0", "schema 3 is PROTOBUF: pass its generated class: weft.Schema(url, messa"),
-        (head(6) + b"x", "schema 6 is XSD: Weft reads AVRO, JSON and PROTOBUF"),
+        (
+            head(3) + b"\0",
+            "schema 3 is PROTOBUF: pass its generated class: perkey.Schema(url, messa",
+        ),
+        (head(6) + b"x", "schema 6 is XSD: Perkey reads AVRO, JSON and PROTOBUF"),
     ],
 )
 def test_what_does_not_fit_is_final(registry, value, line):
     """At the first attempt, with the cause and without the value."""
-    outcome, attempts, error = only([(b"k", value)], value=weft.Schema(registry.url))
+    outcome, attempts, error = only([(b"k", value)], value=perkey.Schema(registry.url))
     assert (outcome, attempts, error.type) == ("skipped", 1, "Undecodable")
     assert line in error.message
     assert "4111" not in error.message
@@ -313,12 +316,12 @@ def test_credentials_are_sent_and_never_shown(registry, caplog):
     """From the URL or from conf; not in the repr, a log line, an error or a ConfigError."""
     caplog.set_level(logging.DEBUG)
     host = registry.url.removeprefix("http://")
-    schema = weft.Schema(f"http://me:{SECRET}@{host}/")
+    schema = perkey.Schema(f"http://me:{SECRET}@{host}/")
     schema(avro(7))
-    weft.Schema(registry.url, conf={"basic.auth.user.info": f"me:{SECRET}"})(avro(7))
+    perkey.Schema(registry.url, conf={"basic.auth.user.info": f"me:{SECRET}"})(avro(7))
     sent = {held for _, held in registry.asked}
     assert sent == {"Basic bWU6czNjcmV0LXBhc3M="}
-    assert repr(schema) == f"weft.Schema('{registry.url}')"
+    assert repr(schema) == f"perkey.Schema('{registry.url}')"
     registry.failing = [(503, b"{}")]
     with pytest.raises(ConnectionError) as caught:
         schema(head(2) + b"{}")
@@ -329,7 +332,7 @@ def test_credentials_are_sent_and_never_shown(registry, caplog):
 @pytest.mark.parametrize(
     ("arguments", "options", "line"),
     [
-        (("registry:8081",), {}, "weft.Schema: give the registry's URL, http://HOST:PORT"),
+        (("registry:8081",), {}, "perkey.Schema: give the registry's URL, http://HOST:PORT"),
         ((f"ftp://me:{SECRET}@h",), {}, "give the registry's URL"),
         (("http://h:port",), {}, "give the registry's URL"),
         (("http://a,,http://b",), {}, "give the registry's URL"),
@@ -345,17 +348,19 @@ def test_credentials_are_sent_and_never_shown(registry, caplog):
 )
 def test_bad_options_are_refused(arguments, options, line):
     """Where it is made, in one line, without a password."""
-    with pytest.raises(weft.ConfigError) as caught:
-        weft.Schema(*arguments, **options)
+    with pytest.raises(perkey.ConfigError) as caught:
+        perkey.Schema(*arguments, **options)
     assert line in str(caught.value)
     assert SECRET not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_class_itself_is_refused():
-    """`value=weft.Schema` would have made one of each record's bytes."""
-    with pytest.raises(weft.ConfigError, match=r"value=Schema lacks its URL: weft\.Schema\(url\)"):
-        handled([], value=weft.Schema)
+    """`value=perkey.Schema` would have made one of each record's bytes."""
+    with pytest.raises(
+        perkey.ConfigError, match=r"value=Schema lacks its URL: perkey\.Schema\(url\)"
+    ):
+        handled([], value=perkey.Schema)
 
 
 @pytest.mark.parametrize("library", ["httpx", "fastavro", "jsonschema", "google"])
@@ -363,10 +368,10 @@ def test_the_class_itself_is_refused():
 def test_without_the_extra_it_names_what_to_install(library):
     """One line, where the handler is declared."""
     gone = f"sys.modules.update(dict.fromkeys(({library!r}, {library + '2'!r})))"
-    program = f"import sys, weft; {gone}; weft.Schema('http://127.0.0.1:1')"
+    program = f"import sys, perkey; {gone}; perkey.Schema('http://127.0.0.1:1')"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"weft.errors.ConfigError: weft.Schema needs {library}")
-    assert last.endswith(": pip install 'weft[schema]'")
+    assert last.startswith(f"perkey.errors.ConfigError: perkey.Schema needs {library}")
+    assert last.endswith(": pip install 'perkey[schema]'")

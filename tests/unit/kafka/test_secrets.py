@@ -13,11 +13,11 @@ import pytest
 from tests.support.cases import each
 from tests.unit.kafka.test_settings import made
 
-from weft.errors import ConfigError
-from weft.kafka.properties import properties
-from weft.kafka.secrets import MASK, SHOWN, is_shown, redacted, scrub
+from perkey.errors import ConfigError
+from perkey.kafka.properties import properties
+from perkey.kafka.secrets import MASK, SHOWN, is_shown, redacted, scrub
 
-#: What librdkafka marks as sensitive, and what of Weft's own list it does not.
+#: What librdkafka marks as sensitive, and what of Perkey's own list it does not.
 SENSITIVE = (
     "ssl.key.location",
     "ssl.key.password",
@@ -149,10 +149,10 @@ def test_a_secret_of_the_wrong_type_or_under_a_wrong_name_is_not_shown(name, val
 PROGRAM = """
 import json, logging, sys
 from confluent_kafka import Consumer, Producer, KafkaException
-from weft.errors import ConfigError
-from weft.kafka.admin import KafkaAdmin
-from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.settings import client_settings
+from perkey.errors import ConfigError
+from perkey.kafka.admin import KafkaAdmin
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.kafka.settings import client_settings
 
 logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
 for kafka in json.loads(sys.stdin.read()):

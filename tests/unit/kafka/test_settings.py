@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from weft.errors import ConfigError
-from weft.kafka.settings import OWNED, ClientSettings, client_settings, with_own_id
+from perkey.errors import ConfigError
+from perkey.kafka.settings import OWNED, ClientSettings, client_settings, with_own_id
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 
@@ -48,7 +48,7 @@ def refusal(kafka=None, producer=None, **more) -> str:
 def test_keys_go_where_java_sends_them_unless_the_user_sets_a_partitioner(
     kafka, producer, expected
 ):
-    """Java's partitioner by default, in every producer of Weft's; `producer` wins over `kafka`."""
+    """Java's partitioner by default, in every producer of Perkey's; `producer` wins over `kafka`."""
     assert made(kafka, producer).producer["partitioner"] == expected
 
 
@@ -73,7 +73,7 @@ def test_real_clients_are_made_with_them() -> None:
 
 
 def test_defaults_hold_unless_the_user_sets_them() -> None:
-    """What Weft sets for a consumer and a producer."""
+    """What Perkey sets for a consumer and a producer."""
     settings = made()
     expected = {
         "auto.offset.reset": "earliest",
@@ -125,10 +125,10 @@ def test_producer_properties_win_for_the_producer() -> None:
 
 @pytest.mark.parametrize("name", sorted(OWNED))
 @pytest.mark.parametrize("option", ["kafka", "producer"])
-def test_what_weft_owns_is_refused_and_its_option_named(name, option) -> None:
+def test_what_perkey_owns_is_refused_and_its_option_named(name, option) -> None:
     """Owned keys are an error whatever their value, with the option to use instead."""
     message = refusal(**{option: {name: "true"}})
-    assert message == f"{option}: {name} is set by Weft: {OWNED[name]}"
+    assert message == f"{option}: {name} is set by Perkey: {OWNED[name]}"
 
 
 def test_every_key_of_the_contract_is_owned() -> None:
@@ -143,7 +143,7 @@ def test_every_key_of_the_contract_is_owned() -> None:
     } <= set(OWNED)
 
 
-def test_a_static_id_is_the_users_alone_and_wefts_on_a_fleet() -> None:
+def test_a_static_id_is_the_users_alone_and_perkeys_on_a_fleet() -> None:
     """`group.instance.id` passes through; with a fleet it is set, and giving it is an error."""
     assert made({"group.instance.id": "a"}).consumer["group.instance.id"] == "a"
     assert made(instance="g-1-0").consumer["group.instance.id"] == "g-1-0"
@@ -166,7 +166,7 @@ def test_exactly_once_reads_committed_only(level) -> None:
         ("group.protocol", "CONSUMER", "consumer"),
     ],
 )
-def test_a_value_that_weft_looks_at_may_be_in_any_case(name, value, spelled):
+def test_a_value_that_perkey_looks_at_may_be_in_any_case(name, value, spelled):
     """Librdkafka takes it, but `LATEST` ended a run as "error" would, `CONSUMER` as classic."""
     assert made({name: value}).consumer[name] == spelled
 
@@ -316,9 +316,9 @@ def test_the_address_is_known_by_either_name() -> None:
 
 def test_a_property_without_effect_is_reported_in_the_log(caplog) -> None:
     """Any property of librdkafka is taken; one that does nothing here is not taken silently."""
-    with caplog.at_level(logging.WARNING, "weft.kafka"):
+    with caplog.at_level(logging.WARNING, "perkey.kafka"):
         made({"auto.commit.interval.ms": 100})
-    assert "weft.Commit(interval_s=...)" in caplog.text
+    assert "perkey.Commit(interval_s=...)" in caplog.text
 
 
 @pytest.mark.parametrize("size_bytes", [1, 2**20, 16 * 2**20, 128 * 2**20, 2**30, 2**40])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.kafka.test_settings import made, refusal
 
-import weft
-from weft.kafka.properties import ELSEWHERE, properties
+import perkey
+from perkey.kafka.properties import ELSEWHERE, properties
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,11 @@ def test_hints_are_for_names_that_librdkafka_does_not_take() -> None:
         ("partitioner", "magic", "partitioner"),
         ("error_cb", "x", "a function"),
         ("logger", "x", "logging.Logger"),
-        ("acks", 1, "enable.idempotence is true: Weft needs idempotence: omit the other property"),
+        (
+            "acks",
+            1,
+            "enable.idempotence is true: Perkey needs idempotence: omit the other property",
+        ),
         ("acks", "some", "whole number"),
         ("retries", 0, "retries"),
         ("max.in.flight", 6, "max.in.flight"),
@@ -149,11 +153,11 @@ def test_a_password_in_an_address_is_not_shown():
 
 def test_what_only_the_first_client_refuses_is_bad_input():
     """No log-in mechanism chosen: librdkafka's default needs what its build lacks. One line."""
-    app = weft.App(
+    app = perkey.App(
         group="g",
         kafka={"bootstrap.servers": "127.0.0.1:1", "security.protocol": "sasl_plaintext"},
     )
     app.consume("t")(print)
-    with pytest.raises(weft.ConfigError, match=r"refuses: .*No provider for SASL") as caught:
+    with pytest.raises(perkey.ConfigError, match=r"refuses: .*No provider for SASL") as caught:
         app.run()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The table of Kafka errors is total, and says what the rest of Weft relies on."""
+"""The table of Kafka errors is total, and says what the rest of Perkey relies on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import KafkaError
 from tests.support.cases import each
 
-from weft.core.events import Verdict
-from weft.kafka.transactions import _why
-from weft.kafka.verdicts import (
+from perkey.core.events import Verdict
+from perkey.kafka.transactions import _why
+from perkey.kafka.verdicts import (
     FAMILIES,
     DeliveryVerdict,
     PollVerdict,

@@ -23,17 +23,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.promql import firing
 from tests.support.waiting import wait_for
 
-import weft
-from weft.errors import FatalError
-from weft.kafka.group_lag import PartitionLag
-from weft.observe.lag_server import LagBoard, LettersBoard
-from weft.observe.metrics import exposed
-from weft.runtime.member import member as members
-from weft.testing import MemoryKafka, VirtualClock
+import perkey
+from perkey.errors import FatalError
+from perkey.kafka.group_lag import PartitionLag
+from perkey.observe.lag_server import LagBoard, LettersBoard
+from perkey.observe.metrics import exposed
+from perkey.runtime.member import member as members
+from perkey.testing import MemoryKafka, VirtualClock
 
 pytestmark = pytest.mark.push
 
-RULES_FILE = Path(__file__).parents[3] / "ops" / "prometheus" / "weft-alerts.yml"
+RULES_FILE = Path(__file__).parents[3] / "ops" / "prometheus" / "perkey-alerts.yml"
 RULES = [
     rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
 ]
@@ -56,7 +56,7 @@ class Scene:
         self._scraped: list[Callable[[], bytes]] = []
 
     def app(self, **options):
-        return weft.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, **options)
+        return perkey.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, **options)
 
     def start(self, app):
         self._runs.append(app.start())
@@ -155,7 +155,7 @@ def test_all_calls_hang(scene):
     scene.put(10)
     wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"] == 4)
     scene.minutes(12)
-    assert scene.fired() == {"WeftCallsHang", "WeftCommitStands"}
+    assert scene.fired() == {"PerkeyCallsHang", "PerkeyCommitStands"}
 
 
 def test_one_record_hangs(scene):
@@ -177,7 +177,7 @@ def test_one_record_hangs(scene):
         wait_for(done(app, put[0]))
 
     scene.minutes(12, work)
-    assert scene.fired() == {"WeftCommitStands"}
+    assert scene.fired() == {"PerkeyCommitStands"}
 
 
 def test_the_offset_map_is_full(scene):
@@ -197,7 +197,7 @@ def test_the_offset_map_is_full(scene):
     scene.start(app)
     wait_for(lambda: app.snapshot()["partitions"][0]["places"]["past_map"])
     scene.minutes(4)
-    assert scene.fired() - {"WeftCallsHang"} == {"WeftOffsetMapNearlyFull"}
+    assert scene.fired() - {"PerkeyCallsHang"} == {"PerkeyOffsetMapNearlyFull"}
 
 
 def test_a_partition_is_not_read(scene):
@@ -208,14 +208,14 @@ def test_a_partition_is_not_read(scene):
     scene.start(app)
     wait_for(lambda: app.snapshot()["partitions"][0]["place"] == "start_unknown")
     scene.minutes(4)
-    assert scene.fired() == {"WeftPartitionNotRead"}
+    assert scene.fired() == {"PerkeyPartitionNotRead"}
 
 
 def test_records_are_parked(scene):
     """Their lanes wait; the commit cannot pass them, in the end."""
     app = scene.app()
 
-    @app.consume("t", retry=weft.Retry(attempts=1))
+    @app.consume("t", retry=perkey.Retry(attempts=1))
     def handler(record):
         raise ValueError
 
@@ -223,14 +223,14 @@ def test_records_are_parked(scene):
     scene.put(1)
     wait_for(lambda: app.snapshot()["handlers"]["handler"]["parked"])
     scene.minutes(3)
-    assert scene.fired() == {"WeftParked"}
+    assert scene.fired() == {"PerkeyParked"}
 
 
 def test_attempts_fail(scene):
     """Of half the records, again and again."""
     app, put = scene.app(), [0]
 
-    @app.consume("t", retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    @app.consume("t", retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
     def handler(record):
         if int(record.key) % 2:
             raise ValueError
@@ -243,7 +243,7 @@ def test_attempts_fail(scene):
         wait_for(done(app, put[0]))
 
     scene.minutes(15, work)
-    assert scene.fired() == {"WeftFailing"}
+    assert scene.fired() == {"PerkeyFailing"}
 
 
 def test_a_group_falls_behind(scene):
@@ -266,7 +266,7 @@ def test_a_group_falls_behind(scene):
         wait_for(lambda: app.snapshot()["partitions"][0]["buffered"] >= len(held) - 1)
 
     scene.minutes(35, work)
-    assert scene.fired() == {"WeftFallsBehind"}
+    assert scene.fired() == {"PerkeyFallsBehind"}
 
 
 def test_nothing_starts(scene):
@@ -278,7 +278,7 @@ def test_nothing_starts(scene):
     scene.put(3_000)
     wait_for(lambda: any(h["cause"] == "results" for h in app.snapshot()["halts"]))
     scene.minutes(4)
-    assert scene.fired() == {"WeftHalted"}
+    assert scene.fired() == {"PerkeyHalted"}
     results.close()
 
 
@@ -286,7 +286,7 @@ def test_a_call_is_overdue(scene):
     """A `def` in a thread cannot be ended by its timeout_s."""
     app, put = scene.app(), [0]
 
-    @app.consume("t", concurrency=3, timeout_s=0.05, retry=weft.Retry(attempts=1))
+    @app.consume("t", concurrency=3, timeout_s=0.05, retry=perkey.Retry(attempts=1))
     def handler(record):
         if record.value == b"hang":
             scene.over.wait(60)
@@ -301,14 +301,14 @@ def test_a_call_is_overdue(scene):
         wait_for(done(app, put[0]))
 
     scene.minutes(7, work)
-    assert scene.fired() >= {"WeftCallsOverdue"}
+    assert scene.fired() >= {"PerkeyCallsOverdue"}
 
 
 def test_dead_letters_and_those_of_a_new_type(scene):
     """The first of a type are an alert of their own, which clears; more of them are not."""
     app, put = scene.app(), [0]
 
-    @app.consume("t", retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter("t.dlq"))
+    @app.consume("t", retry=perkey.Retry(attempts=1), on_exhausted=perkey.DeadLetter("t.dlq"))
     def handler(record):
         raise KeyError if record.value == b"new" else ValueError
 
@@ -321,12 +321,12 @@ def test_dead_letters_and_those_of_a_new_type(scene):
 
     scene.minutes(2)
     scene.minutes(3, letter)
-    assert scene.fired() - {"WeftFailing"} == {"WeftDeadLetters", "WeftDeadLettersOfNewType"}
+    assert scene.fired() - {"PerkeyFailing"} == {"PerkeyDeadLetters", "PerkeyDeadLettersOfNewType"}
     scene.minutes(20, letter)
-    assert scene.fired() - {"WeftFailing"} == {"WeftDeadLetters"}
+    assert scene.fired() - {"PerkeyFailing"} == {"PerkeyDeadLetters"}
     letter(b"new")
     scene.minutes(2)
-    assert scene.fired() >= {"WeftDeadLettersOfNewType"}
+    assert scene.fired() >= {"PerkeyDeadLettersOfNewType"}
 
 
 def test_the_polling_thread_did_not_poll(scene, monkeypatch):
@@ -348,7 +348,7 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
     stopped_s[0] += 61
     wait_for(lambda: app.snapshot()["poll_gap_max_s"] > 60)
     scene.minutes(1)
-    assert scene.fired() == {"WeftPollGap"}
+    assert scene.fired() == {"PerkeyPollGap"}
     member = scene._runs[-1].member
     for _ in range(8):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
@@ -365,17 +365,17 @@ def test_every_member_is_dead(scene):
     scene.minutes(3)
     scene.unreachable()
     scene.minutes(9)
-    assert scene.fired() == {"WeftNoMember"}
+    assert scene.fired() == {"PerkeyNoMember"}
 
 
 def test_no_member_ever(scene):
-    """The rules are there and nothing of Weft was ever scraped."""
+    """The rules are there and nothing of Perkey was ever scraped."""
     scene.minutes(4)
-    assert scene.fired() == {"WeftNoMember"}
+    assert scene.fired() == {"PerkeyNoMember"}
 
 
 def test_records_remain_and_no_member_runs(scene):
-    """By what `weft lag --listen` measures, which does not need them; the other members' too."""
+    """By what `perkey lag --listen` measures, which does not need them; the other members' too."""
     rows = [PartitionLag("t", 0, end=10, committed=3, remaining=7)]
     scene.board(lambda: rows)
     app = scene.app()
@@ -386,11 +386,11 @@ def test_records_remain_and_no_member_runs(scene):
     run.stop()
     run.wait(30)
     scene.minutes(12)
-    assert scene.fired() == {"WeftGroupNotRead"}
+    assert scene.fired() == {"PerkeyGroupNotRead"}
 
 
 def test_the_lag_cannot_be_measured(scene):
-    """The brokers do not answer `weft lag`."""
+    """The brokers do not answer `perkey lag`."""
 
     def measure():
         raise FatalError("no broker answers")
@@ -400,11 +400,11 @@ def test_the_lag_cannot_be_measured(scene):
     app.consume("t")(named(lambda record: None))
     scene.start(app)
     scene.minutes(7)
-    assert scene.fired() == {"WeftLagNotMeasured"}
+    assert scene.fired() == {"PerkeyLagNotMeasured"}
 
 
 def test_dead_letters_are_not_brought_back(scene):
-    """For an hour; `weft dlq stats --listen` measures it, and it clears once they are back."""
+    """For an hour; `perkey dlq stats --listen` measures it, and it clears once they are back."""
     counts = {"other": 0, "Timeout": 3}
     scene.board(lambda: counts, LettersBoard, "t.dlq")
     app = scene.app()
@@ -413,14 +413,14 @@ def test_dead_letters_are_not_brought_back(scene):
     scene.minutes(60)
     assert scene.fired() == set()
     scene.minutes(2)
-    assert scene.fired() == {"WeftDeadLettersNotBack"}
+    assert scene.fired() == {"PerkeyDeadLettersNotBack"}
     counts["Timeout"] = 0
     scene.minutes(1)
     assert scene.fired() == set()
 
 
 def test_dead_letters_cannot_be_counted(scene):
-    """The brokers do not answer `weft dlq stats --listen`."""
+    """The brokers do not answer `perkey dlq stats --listen`."""
 
     def measure():
         raise FatalError("no broker answers")
@@ -430,13 +430,13 @@ def test_dead_letters_cannot_be_counted(scene):
     app.consume("t")(named(lambda record: None))
     scene.start(app)
     scene.minutes(7)
-    assert scene.fired() == {"WeftDeadLettersNotCounted"}
+    assert scene.fired() == {"PerkeyDeadLettersNotCounted"}
 
 
 def test_every_alert_is_fired_by_a_scene():
     """No rule without one that brings it about; scenes may be played in several processes."""
     expected = re.findall(r"fired\(\).*?[>=]= (\{.*?\})", Path(__file__).read_text())
-    named = {name for names in expected for name in re.findall(r'"(Weft\w+)"', names)}
+    named = {name for names in expected for name in re.findall(r'"(Perkey\w+)"', names)}
     assert named == {rule["alert"] for rule in RULES}
 
 
@@ -454,7 +454,7 @@ def written(points, until_s):
 )
 def test_promtool_agrees(tmp_path):
     """Prometheus' own evaluation of every scene has the same alerts firing."""
-    asked = {name for rule in RULES for name in re.findall(r"\bweft_\w+", rule["expr"])}
+    asked = {name for rule in RULES for name in re.findall(r"\bperkey_\w+", rule["expr"])}
     tests = []
     for name, (series, until_s, found) in PLAYED.items():
         rows = [

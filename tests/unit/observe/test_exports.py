@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_parked import GROUP, TOPIC, kafka
 
-from weft.errors import ConfigError
-from weft.kafka.connect import connect
-from weft.kafka.ports import KafkaUnavailable
-from weft.observe import exports as exporting
-from weft.observe.exports import Exports
+from perkey.errors import ConfigError
+from perkey.kafka.connect import connect
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.observe import exports as exporting
+from perkey.observe.exports import Exports
 
 __all__ = ["kafka"]  # a fixture
 
@@ -112,7 +112,7 @@ def test_an_export_has_so_many_records(exports, monkeypatch, limit):
     answer, lines = asked(exports)
     if limit < 2:
         assert answer["outcome"] == "refused"
-        assert f"use `weft parked export {TOPIC} --group {GROUP}`" in answer["detail"]
+        assert f"use `perkey parked export {TOPIC} --group {GROUP}`" in answer["detail"]
     assert len(lines) == (2 if limit >= 2 else 0)
 
 

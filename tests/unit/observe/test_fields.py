@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import weft
-from weft.observe.fields import FIELDS
-from weft.testing import run
+import perkey
+from perkey.observe.fields import FIELDS
+from perkey.testing import run
 
 #: in some snapshots only
 SOMETIMES = {"handlers{}.repeats"}
@@ -35,10 +35,10 @@ def names_of(shot) -> set[str]:
 
 def test_every_field_is_in_the_table_and_the_other_way_round():
     """A running app's snapshot has the fields of the table, all JSON, and no others."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     shots = []
 
-    @app.consume("t", concurrency=1, retry=weft.Retry(attempts=1))
+    @app.consume("t", concurrency=1, retry=perkey.Retry(attempts=1))
     def handler(record):
         shots.append(json.loads(json.dumps(app.snapshot())))
         raise ValueError(record.offset)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.observe.test_sentences import BY, record, shot
 
-from weft.observe.overview import NOT_BAD, severity
-from weft.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
-from weft.observe.why import why
-from weft.types import TOPIC_GONE
+from perkey.observe.overview import NOT_BAD, severity
+from perkey.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
+from perkey.observe.why import why
+from perkey.types import TOPIC_GONE
 
 
 @pytest.mark.parametrize("p99_ms", [2_000.0, 60_000.0])
@@ -61,7 +61,7 @@ def test_a_hold_is_released_by_a_command_to_copy(key, options):
     """Of a colleague who has gone home; a key that is shown in part would select nothing."""
     held = record("on_hold", due_in_s=7_198.0, by="ann", reason="repair", key=key)
     assert record_sentence(held).next == (
-        f"to let its lane continue now: `weft key release --topic orders {options} --reason TEXT`"
+        f"to let its lane continue now: `perkey key release --topic orders {options} --reason TEXT`"
     )
 
 
@@ -69,8 +69,8 @@ def test_a_hold_is_released_by_a_command_to_copy(key, options):
 def test_a_record_that_no_attempt_can_handle_is_skipped_by_a_command_to_copy(by):
     """Another attempt of the same code fails again: it needs a new handler, or is given up."""
     assert record_sentence(record("parked", attempts=1, by=by)).next == (
-        "`weft record skip orders:3:10412 --reason TEXT` gives it up; or deploy a handler that "
-        "accepts it and release it: `weft record retry orders:3:10412 --reason TEXT`"
+        "`perkey record skip orders:3:10412 --reason TEXT` gives it up; or deploy a handler that "
+        "accepts it and release it: `perkey record retry orders:3:10412 --reason TEXT`"
     )
 
 
@@ -80,7 +80,7 @@ def test_many_parked_records_are_released_by_one_command():
     rows = [record("parked", offset=n, at_frontier=False, last_error=error) for n in range(3)]
     (told,) = why(shot(*rows))
     assert told.next == (
-        "fix the cause and release all of them: `weft key release --topic orders --where "
+        "fix the cause and release all of them: `perkey key release --topic orders --where "
         '\'state == "parked" and error.type == "Timeout"\' --reason TEXT`'
     )
 
@@ -129,12 +129,13 @@ def test_a_setting_of_a_colleague_is_named_with_the_command_that_ends_it(cause, 
     assert [one.about for one in told] == [cause, "ready"]
     assert told[0].text == f"{text}a command has set {value} until 00:00:01Z (slow)."
     assert (
-        told[0].next == f"weft set {value.partition('=')[0]}=default --handler check --reason TEXT"
+        told[0].next
+        == f"perkey set {value.partition('=')[0]}=default --handler check --reason TEXT"
     )
     assert told[0].rank == INTENT
     halt |= {"value": "concurrency=1 timeout_s=3", "why": "all"}
     (one,) = why(shot(halts=[halt]))
-    assert one.next == "weft set concurrency=default timeout_s=default --reason TEXT"
+    assert one.next == "perkey set concurrency=default timeout_s=default --reason TEXT"
 
 
 def test_a_deleted_topic_is_recreated_by_a_command_to_copy():
@@ -142,7 +143,7 @@ def test_a_deleted_topic_is_recreated_by_a_command_to_copy():
     halt = {"cause": "start_unknown", "topic": "orders", "partition": 3, "for_s": 26.0}
     (told,) = why(shot(halts=[{**halt, "reason": TOPIC_GONE}], partitions=[]))
     assert "unknown for 26 s: its topic does not exist any more." in told.text
-    assert "`weft topics create orders --bootstrap-servers HOST:9092`" in told.next
+    assert "`perkey topics create orders --bootstrap-servers HOST:9092`" in told.next
     (told,) = why(shot(halts=[{**halt, "reason": "no leader"}], partitions=[]))
     assert "--describe --topic orders`" in told.next
 
@@ -175,7 +176,7 @@ def test_a_topic_of_a_member_without_partitions_is_answered_with_the_cause(cause
 
 @pytest.mark.parametrize(("by", "well"), [("user", False), ("command", False), ("buffers", True)])
 def test_a_partition_that_is_paused_by_someone_is_not_among_the_healthy_ones(by, well):
-    """`weft status` added its records to those of the line "well"."""
+    """`perkey status` added its records to those of the line "well"."""
     row = {
         "past_map": 0, "in_flight": 0, "places": {}, "committed_for_s": 1.0, "parked": 0,
         "retrying": 0, "committed": 3, "frontier": 3, "paused_by": [by],

@@ -8,15 +8,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from weft.account.blockers import LISTED_MAX
-from weft.cli.seen import _status_shown, _why_shown
-from weft.cli.sources import _reported
-from weft.kafka.ports import Word
-from weft.observe import reports
-from weft.observe.asking import Question, answer
-from weft.observe.group import GroupSource, wanted_of
-from weft.observe.overview import overview
-from weft.observe.reports import FORGOTTEN_S, SILENT_S, key_of, packed
+from perkey.account.blockers import LISTED_MAX
+from perkey.cli.seen import _status_shown, _why_shown
+from perkey.cli.sources import _reported
+from perkey.kafka.ports import Word
+from perkey.observe import reports
+from perkey.observe.asking import Question, answer
+from perkey.observe.group import GroupSource, wanted_of
+from perkey.observe.overview import overview
+from perkey.observe.reports import FORGOTTEN_S, SILENT_S, key_of, packed
 
 
 def part(number, handler="check", **more):
@@ -305,7 +305,7 @@ def test_status_shows_of_a_silent_member_what_no_other_reports():
 
 
 def why_of(*answers):
-    """What `weft why` shows of the answers of several runs."""
+    """What `perkey why` shows of the answers of several runs."""
     stream = StringIO()
     shown = _why_shown([(f"run-{n}", {"found": [], **one}) for n, one in enumerate(answers)])
     Console(file=stream, width=200).print(shown)

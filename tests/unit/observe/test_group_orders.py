@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.observe.group_orders import (
+from perkey.errors import ConfigError
+from perkey.observe.group_orders import (
     FRESH_S,
     TOPIC_CONFIG,
     answer_of,
@@ -21,7 +21,7 @@ from weft.observe.group_orders import (
     tombstoned,
     unpacked,
 )
-from weft.observe.orders import FOR_MAX_S, Answer, Order
+from perkey.observe.orders import FOR_MAX_S, Answer, Order
 
 
 def order(action: str = "pause", **given: Any) -> Order:

@@ -13,12 +13,12 @@ import urllib.request
 import pytest
 from tests.unit.observe.test_local import Source
 
-import weft
-from weft.cli.sources import by_url
-from weft.errors import ConfigError
-from weft.observe import serving
-from weft.observe.http import TOKEN_CHARS_MIN, Guard, app_of, serve, token_of
-from weft.observe.serving import CONNECTIONS_MAX, Serving, listening
+import perkey
+from perkey.cli.sources import by_url
+from perkey.errors import ConfigError
+from perkey.observe import serving
+from perkey.observe.http import TOKEN_CHARS_MIN, Guard, app_of, serve, token_of
+from perkey.observe.serving import CONNECTIONS_MAX, Serving, listening
 
 TOKEN = "t" * TOKEN_CHARS_MIN
 GUARD = Guard("127.0.0.1", None)
@@ -82,7 +82,7 @@ def test_snapshot_and_why(start):
 
 
 def test_a_key_that_is_not_utf8(start):
-    """In the question of `weft why --key`, and in the answer of `weft control log`."""
+    """In the question of `perkey why --key`, and in the answer of `perkey control log`."""
     asked = []
 
     class Binary(Source):
@@ -130,7 +130,7 @@ def test_a_token_opens_everything_but_the_probes_need_none(start):
     port = start(guard=Guard("0.0.0.0", TOKEN))
     assert get(port, "/livez", Host="10.0.0.7:8080")[0] == 200
     status, _, headers = get(port, "/snapshot")
-    assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="weft"')
+    assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="perkey"')
     wrong = ("Bearer no", "Bearer ", "Basic !", f"Token {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü")
     for given in wrong:
         assert get(port, "/metrics", Authorization=given.encode().decode("latin-1"))[0] == 401
@@ -143,12 +143,12 @@ def test_open_to_others_needs_a_token():
     """Refused where the app is made, naming both ways out."""
     kafka = {"bootstrap.servers": "localhost:9092"}
     with pytest.raises(ConfigError, match="give http_token_file"):
-        weft.App(group="g", kafka=kafka, http="0.0.0.0:8080")
+        perkey.App(group="g", kafka=kafka, http="0.0.0.0:8080")
     with pytest.raises(ConfigError, match="write HOST:PORT"):
-        weft.App(group="g", kafka=kafka, http="8080")
+        perkey.App(group="g", kafka=kafka, http="8080")
     with pytest.raises(ConfigError, match="give both"):
-        weft.App(group="g", kafka=kafka, http_token_file="x")
-    weft.App(group="g", kafka=kafka, http="127.0.0.1:0")
+        perkey.App(group="g", kafka=kafka, http_token_file="x")
+    perkey.App(group="g", kafka=kafka, http="127.0.0.1:0")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_metrics_are_served(start):
     status, text, headers = get(port, "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain")
-    assert 'weft_state{group="g",state="running"} 1.0' in text
+    assert 'perkey_state{group="g",state="running"} 1.0' in text
 
 
 class Shot(Source):
@@ -398,9 +398,9 @@ def test_control_needs_a_token():
     """Also on loopback."""
     kafka = {"bootstrap.servers": "x"}
     with pytest.raises(ConfigError, match="allow_control requires http and http_token_file"):
-        weft.App(group="g", kafka=kafka, http="127.0.0.1:0", allow_control=True)
+        perkey.App(group="g", kafka=kafka, http="127.0.0.1:0", allow_control=True)
     with pytest.raises(ConfigError, match="give True or False"):
-        weft.App(group="g", kafka=kafka, allow_control="no")
+        perkey.App(group="g", kafka=kafka, allow_control="no")
 
 
 def test_what_only_the_page_asks_is_guarded_as_commands_are():

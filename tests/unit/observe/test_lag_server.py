@@ -9,12 +9,12 @@ import urllib.request
 
 import pytest
 
-from weft.app_options import address, is_loopback
-from weft.errors import ConfigError, FatalError
-from weft.kafka.group_lag import PartitionLag
-from weft.observe import lag_server, serving
-from weft.observe.lag_server import LagBoard, LettersBoard, app_of
-from weft.observe.serving import Serving, listening
+from perkey.app_options import address, is_loopback
+from perkey.errors import ConfigError, FatalError
+from perkey.kafka.group_lag import PartitionLag
+from perkey.observe import lag_server, serving
+from perkey.observe.lag_server import LagBoard, LettersBoard, app_of
+from perkey.observe.serving import Serving, listening
 
 ROW = PartitionLag("t", 0, 458, 100, 347, 11, 100, 12.5, 80, None, holes=11)
 
@@ -45,7 +45,7 @@ def serve():
 
 
 def test_lag_as_json_and_as_metrics(serve):
-    """/lag is what `weft lag --json` prints; /metrics has a gauge for each of its numbers."""
+    """/lag is what `perkey lag --json` prints; /metrics has a gauge for each of its numbers."""
     board = LagBoard(lambda: [ROW], "g", 5.0)
     port = serve(board)
     status, body = get(port, "/lag")
@@ -56,8 +56,8 @@ def test_lag_as_json_and_as_metrics(serve):
         200, {"group": "g", "remaining": 11, "partitions": [ROW.row()]},
     )  # fmt: skip
     _, text = get(port, "/metrics")
-    assert 'weft_group_remaining_records{group="g",partition="0",topic="t"} 11.0' in text
-    assert 'weft_group_up{group="g"} 1.0' in text
+    assert 'perkey_group_remaining_records{group="g",partition="0",topic="t"} 11.0' in text
+    assert 'perkey_group_up{group="g"} 1.0' in text
     for name, _, _ in lag_server.GAUGES:
         assert f"# TYPE {name} gauge" in text
 
@@ -67,15 +67,15 @@ def test_letters_as_json_and_as_metrics(serve):
     board = LettersBoard(lambda: {"other": 0, 'T"\n\\': 3}, "orders.dlq", 5.0)
     port = serve(board)
     assert get(port, "/letters") == (503, '{"topic":"orders.dlq","error":"not measured yet"}')
-    assert 'weft_dead_letters_up{topic="orders.dlq"} 0.0' in get(port, "/metrics")[1]
+    assert 'perkey_dead_letters_up{topic="orders.dlq"} 0.0' in get(port, "/metrics")[1]
     board.look()
     assert json.loads(get(port, "/letters")[1]) == {
         "topic": "orders.dlq", "not_back": {"other": 0, 'T"\n\\': 3},
     }  # fmt: skip
     _, text = get(port, "/metrics")
-    escaped = r'weft_dead_letters_not_back{topic="orders.dlq",type="T\"\n\\"} 3.0'
+    escaped = r'perkey_dead_letters_not_back{topic="orders.dlq",type="T\"\n\\"} 3.0'
     assert escaped in text
-    assert 'weft_dead_letters_up{topic="orders.dlq"} 1.0' in text
+    assert 'perkey_dead_letters_up{topic="orders.dlq"} 1.0' in text
 
 
 def test_only_get(serve):
@@ -103,7 +103,7 @@ def test_a_broker_that_is_away_is_reported_to_be(serve, monkeypatch):
     assert get(port, "/lag")[0] == 200
     monkeypatch.setattr(lag_server, "FRESH_S", -1.0)
     assert get(port, "/lag") == (503, '{"group":"g","error":"no broker answered"}')
-    assert 'weft_group_up{group="g"} 0.0' in get(port, "/metrics")[1]
+    assert 'perkey_group_up{group="g"} 0.0' in get(port, "/metrics")[1]
 
 
 def test_parked_records_scale_no_one_up(monkeypatch):
@@ -184,5 +184,5 @@ def test_a_port_in_use_is_one_line():
 def test_without_the_extra_the_line_reports_what_to_install(monkeypatch):
     """Not a traceback."""
     monkeypatch.setitem(__import__("sys").modules, "starlette", None)
-    with pytest.raises(ConfigError, match=r"pip install 'weft\[http\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'perkey\[http\]'"):
         serving.need_http("--listen")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.sources import runs_of
-from weft.errors import ConfigError, FatalError
-from weft.observe import local
-from weft.observe.local import LocalServer, ask, folder, gone, runs
-from weft.observe.orders import Answer, what
+from perkey.cli.sources import runs_of
+from perkey.errors import ConfigError, FatalError
+from perkey.observe import local
+from perkey.observe.local import LocalServer, ask, folder, gone, runs
+from perkey.observe.orders import Answer, what
 
 
 class Source:
@@ -161,7 +161,7 @@ def test_bad_questions_are_answered_with_what_is_wrong(server, line, said):
 
 def test_a_folder_that_others_may_enter_is_refused(own_folder):
     """So is one that is a link to somewhere."""
-    place = own_folder / "weft"
+    place = own_folder / "perkey"
     place.mkdir(mode=0o755)
     with pytest.raises(
         ConfigError, match="can be read by others, and must be a directory of this user"
@@ -179,7 +179,7 @@ def test_without_a_runtime_folder_the_temporary_one_serves(monkeypatch, tmp_path
     """Under the user's own number."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert folder() == tmp_path / f"weft-{os.getuid()}"
+    assert folder() == tmp_path / f"perkey-{os.getuid()}"
 
 
 def test_a_path_that_is_too_long_is_one_line(monkeypatch, tmp_path):

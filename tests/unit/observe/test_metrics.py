@@ -6,22 +6,22 @@ import re
 
 import pytest
 
-import weft
-from weft.account.account import HALTS, PLACES
-from weft.observe import metrics
-from weft.observe.metrics import exposed, names
-from weft.runtime.histogram import Histogram
-from weft.testing import run
+import perkey
+from perkey.account.account import HALTS, PLACES
+from perkey.observe import metrics
+from perkey.observe.metrics import exposed, names
+from perkey.runtime.histogram import Histogram
+from perkey.testing import run
 
 
 @pytest.fixture(scope="module")
 def text():
     """What a run with a failing, a skipped and a slow record exposes."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     shots = []
 
     # One call at a time: the last snapshot is taken after the first record has failed.
-    @app.consume("t", concurrency=1, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    @app.consume("t", concurrency=1, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
     def handler(record):
         shots.append(app.snapshot())
         if record.value == b"bad":
@@ -37,13 +37,13 @@ def test_each_name_is_exposed_with_help_and_type(text):
     for name in bare:
         assert re.search(rf"^# HELP {name}(_total)? \S", text, re.MULTILINE), name
     for kind in ("counter", "gauge", "histogram"):
-        assert re.search(rf"^# TYPE weft_\w+ {kind}$", text, re.MULTILINE)
+        assert re.search(rf"^# TYPE perkey_\w+ {kind}$", text, re.MULTILINE)
 
 
 def test_names_follow_the_conventions():
     """Prefix, base units in full, _total for counters alone."""
     for name in names():
-        assert re.fullmatch(r"weft_[a-z_]+", name)
+        assert re.fullmatch(r"perkey_[a-z_]+", name)
         assert not re.search(r"_(ms|s|millis|kb|percent)$", name)
 
 
@@ -52,7 +52,7 @@ def test_every_place_and_cause_is_a_label(text):
     for place in PLACES:
         assert f'place="{place.name}"' in text
     for cause in HALTS:
-        assert f'weft_halted{{cause="{cause.name}",group="g"}}' in text
+        assert f'perkey_halted{{cause="{cause.name}",group="g"}}' in text
 
 
 def test_no_label_comes_from_a_record(text):
@@ -66,8 +66,10 @@ def test_no_label_comes_from_a_record(text):
 
 def test_outcomes_and_failures_are_counted(text):
     """By what became of the records."""
-    assert 'weft_records_finished_total{group="g",handler="handler",outcome="skipped"} 1.0' in text
-    assert 'weft_failed_attempts_total{group="g",handler="handler"} 1.0' in text
+    assert (
+        'perkey_records_finished_total{group="g",handler="handler",outcome="skipped"} 1.0' in text
+    )
+    assert 'perkey_failed_attempts_total{group="g",handler="handler"} 1.0' in text
 
 
 def test_histograms_are_cumulative():
@@ -79,8 +81,8 @@ def test_histograms_are_cumulative():
     shot = {"state": "running", "partitions": [], "handlers": {"h": row}}
     text = exposed(lambda: shot).decode()
     for le, count in (("0.1", 2), ("1.0", 3), ("+Inf", 4)):
-        assert f'weft_handler_seconds_bucket{{group="",handler="h",le="{le}"}} {count}.0' in text
-    assert 'weft_handler_seconds_sum{group="",handler="h"} 7.65' in text
+        assert f'perkey_handler_seconds_bucket{{group="",handler="h",le="{le}"}} {count}.0' in text
+    assert 'perkey_handler_seconds_sum{group="",handler="h"} 7.65' in text
     assert metrics.TIMED.keys() == {
-        "weft_handler_seconds", "weft_lane_wait_seconds", "weft_completion_age_seconds",
+        "perkey_handler_seconds", "perkey_lane_wait_seconds", "perkey_completion_age_seconds",
     }  # fmt: skip

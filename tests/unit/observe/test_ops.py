@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
-from weft.account.account import HALTS, PLACES
-from weft.observe.lag_server import GAUGES, LETTERS_UP, NOT_BACK, PROBLEMS, UP
-from weft.observe.metrics import OUTCOMES, STATES, names
+from perkey.account.account import HALTS, PLACES
+from perkey.observe.lag_server import GAUGES, LETTERS_UP, NOT_BACK, PROBLEMS, UP
+from perkey.observe.metrics import OUTCOMES, STATES, names
 
 OPS = Path(__file__).parents[3] / "ops"
-DASHBOARD = json.loads((OPS / "grafana" / "weft.json").read_text())
-ALERTS = OPS / "prometheus" / "weft-alerts.yml"
-METRIC = re.compile(r"\bweft_\w+")
+DASHBOARD = json.loads((OPS / "grafana" / "perkey.json").read_text())
+ALERTS = OPS / "prometheus" / "perkey-alerts.yml"
+METRIC = re.compile(r"\bperkey_\w+")
 
 
-#: of `weft lag --listen` and `weft dlq stats --listen`
+#: of `perkey lag --listen` and `perkey dlq stats --listen`
 OF_LAG = {UP[0], PROBLEMS[0], LETTERS_UP[0], NOT_BACK[0], *(name for name, _, _ in GAUGES)}
 
 
@@ -56,7 +56,7 @@ def strange(expression):
 def test_every_metric_and_label_is_reported_by_a_run():
     """No query asks for what is not there."""
     assert [one for one in queries() if strange(one)] == []
-    assert strange('weft_gone{place="nowhere"}') == {"weft_gone", "nowhere"}
+    assert strange('perkey_gone{place="nowhere"}') == {"perkey_gone", "nowhere"}
 
 
 def test_panels_have_places_of_their_own_and_a_query():
@@ -77,7 +77,7 @@ def test_panels_have_places_of_their_own_and_a_query():
 def test_every_alert_reports_what_to_do():
     """A name of ours, how bad it is, what is so, and what to do about it."""
     for rule in rules():
-        assert rule["alert"].startswith("Weft")
+        assert rule["alert"].startswith("Perkey")
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description"}
         assert rule["expr"].count("(") == rule["expr"].count(")")
@@ -93,7 +93,7 @@ def test_promtool_accepts_the_alerts():
 
 def test_parked_records_are_released_not_restarted():
     """A restart releases none of them: neither text asks for one."""
-    (rule,) = [rule for rule in rules() if rule.get("alert") == "WeftParked"]
+    (rule,) = [rule for rule in rules() if rule.get("alert") == "PerkeyParked"]
     (panel,) = [one for one in DASHBOARD["panels"] if "Given up" in one.get("description", "")]
-    assert "weft parked release" in rule["annotations"]["description"]
+    assert "perkey parked release" in rule["annotations"]["description"]
     assert "for a restart" not in panel["description"]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.observe.orders import (
+from perkey.errors import ConfigError
+from perkey.observe.orders import (
     FOR_MAX_S,
     REASON_CHARS_MAX,
     Order,

@@ -1,4 +1,4 @@
-"""Thirteen outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
+"""Thirteen outages: the first line of `perkey why`, and that docs/troubleshooting.md has exactly that."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pytest
 from tests.support.waiting import wait_for
 from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the tests below
 
-import weft
-from weft.account.account import Unread, take
-from weft.account.snapshot import snapshot
-from weft.core.events import HandlerSpec, Limits
-from weft.kafka.ports import KafkaUnavailable, LoginRefused
-from weft.observe import sentences
-from weft.observe import why as module
-from weft.observe.asking import Question, answer
-from weft.observe.overview import overview
-from weft.observe.why import why
-from weft.runtime.member import run_log
-from weft.runtime.member.member import Member
-from weft.runtime.run import run_snapshot
-from weft.runtime.run.outside import RunSource
-from weft.runtime.run.run import Run
-from weft.runtime.run.run_snapshot import Starting
-from weft.testing import MemoryKafka
+import perkey
+from perkey.account.account import Unread, take
+from perkey.account.snapshot import snapshot
+from perkey.core.events import HandlerSpec, Limits
+from perkey.kafka.ports import KafkaUnavailable, LoginRefused
+from perkey.observe import sentences
+from perkey.observe import why as module
+from perkey.observe.asking import Question, answer
+from perkey.observe.overview import overview
+from perkey.observe.why import why
+from perkey.runtime.member import run_log
+from perkey.runtime.member.member import Member
+from perkey.runtime.run import run_snapshot
+from perkey.runtime.run.outside import RunSource
+from perkey.runtime.run.run import Run
+from perkey.runtime.run.run_snapshot import Starting
+from perkey.testing import MemoryKafka
 
 PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
 WAIT_S = 30.0
@@ -54,13 +54,15 @@ class Stage:
         self.kafka.create_topic("orders")
         for key in keys:
             self.kafka.produce("orders", b"x", key=key)
-        one = weft.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, **(app or {}))
+        one = perkey.App(
+            group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, **(app or {})
+        )
         one.consume("orders", **consume)(handler)
         run = one.start()
         assert isinstance(run, Run)
         self.run = run
 
-    def waits(self, record: weft.Record) -> None:
+    def waits(self, record: perkey.Record) -> None:
         """A handler that waits at the gate."""
         self.gate.wait()
 
@@ -111,7 +113,7 @@ def stage(memory_broker, monkeypatch):
     one.end()
 
 
-def waits(record: weft.Record) -> None:
+def waits(record: perkey.Record) -> None:
     """For a worker process."""
     threading.Event().wait()
 
@@ -122,7 +124,7 @@ KEYS = [b"cust-17", b"cust-18", b"cust-19", b"cust-20"]
 def hung_async(stage: Stage, **_: Any) -> Any:
     """A service that never answers."""
 
-    async def waits(record: weft.Record) -> None:
+    async def waits(record: perkey.Record) -> None:
         await asyncio.Event().wait()
 
     stage.start(waits, KEYS, concurrency=2)
@@ -144,7 +146,7 @@ def hung_processes(stage: Stage, **_: Any) -> Any:
 def blocked_loop(stage: Stage, **_: Any) -> Any:
     """A plain call in an `async def`: the loop stands, and no time-out can end anything."""
 
-    async def waits(record: weft.Record) -> None:
+    async def waits(record: perkey.Record) -> None:
         stage.gate.wait()
 
     stage.start(waits, KEYS, concurrency=2, timeout_s=0.5)
@@ -180,11 +182,11 @@ def every_call_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) ->
     """A service is away, and the handler has neither `hold=` nor `brake=`."""
     monkeypatch.setattr(run_log, "FAILING_S", 0.0)
 
-    def check(record: weft.Record) -> None:
+    def check(record: perkey.Record) -> None:
         if not stage.gate.is_set():
             raise ConnectionError("db-1:5432 refused")
 
-    stage.start(check, KEYS, retry=weft.Retry(attempts=None, delay_s=0.01, delay_max_s=0.1))
+    stage.start(check, KEYS, retry=perkey.Retry(attempts=None, delay_s=0.01, delay_max_s=0.1))
     return stage.until("failing")
 
 
@@ -229,11 +231,11 @@ def buffers_full(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any
 def poison(stage: Stage, **_: Any) -> Any:
     """One record fails, the others of its key wait."""
 
-    def handler(record: weft.Record) -> None:
+    def handler(record: perkey.Record) -> None:
         if record.key == b"cust-17":
             raise ValueError("no such customer")
 
-    retry = weft.Retry(attempts=5, delay_s=0.0)
+    retry = perkey.Retry(attempts=5, delay_s=0.0)
     stage.start(handler, [b"cust-17"] * 3 + [b"cust-18"] * 3, retry=retry)
     return stage.until("parked")
 

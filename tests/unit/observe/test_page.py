@@ -9,11 +9,11 @@ import pytest
 from starlette.applications import Starlette
 from tests.unit.observe.test_http import get
 
-from weft.errors import ConfigError
-from weft.observe import feed as module
-from weft.observe.feed import Feed, view_of
-from weft.observe.page import FILES, page_routes
-from weft.observe.serving import Serving, listening
+from perkey.errors import ConfigError
+from perkey.observe import feed as module
+from perkey.observe.feed import Feed, view_of
+from perkey.observe.page import FILES, page_routes
+from perkey.observe.serving import Serving, listening
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from tests.property.test_dlq_replay import (
     write_letter,
 )
 
-from weft.dlq.replay import Limits, Replay
-from weft.errors import ConfigError, FatalError
-from weft.kafka.ports import KafkaUnavailable
-from weft.observe import replays as replaying
-from weft.observe.replays import Replays
-from weft.testing import MemoryKafka
+from perkey.dlq.replay import Limits, Replay
+from perkey.errors import ConfigError, FatalError
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.observe import replays as replaying
+from perkey.observe.replays import Replays
+from perkey.testing import MemoryKafka
 
 LIMIT_S = 60
 
@@ -211,7 +211,7 @@ def test_a_dry_run_gives_way_to_the_next_question(replays, monkeypatch):
 
 def test_a_stopped_replay_is_continued_by_the_next_one(replays, kafka, noted, monkeypatch):
     """It ends between two batches; each letter goes once, by both together."""
-    monkeypatch.setattr("weft.dlq.replay.BATCH_RECORDS_MAX", 2)
+    monkeypatch.setattr("perkey.dlq.replay.BATCH_RECORDS_MAX", 2)
     slow = Slow(monkeypatch, "send")
     job = replays.answered({"action": "go", "topic": DLQ, "reason": "mended"})["job"]
     assert slow.there.wait(LIMIT_S)
@@ -241,7 +241,7 @@ def test_what_is_read_beside_handlers_has_limits(replays, monkeypatch, limits, r
     job = ended(replays, action="look")
     assert reason in job["error"]
     assert job["state"] == ("failed" if reason else "done")
-    assert ("use `weft dlq replay t.dlq`" in job["error"]) == bool(reason)
+    assert ("use `perkey dlq replay t.dlq`" in job["error"]) == bool(reason)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.waiting import wait_for
 
-import weft
-from weft.cli.sources import Where
-from weft.codec.zstd import compress
-from weft.errors import ConfigError
-from weft.kafka.ports import Word
-from weft.observe import reports
-from weft.observe.overview import overview
-from weft.observe.page import _event as event
-from weft.observe.reports import (
+import perkey
+from perkey.cli.sources import Where
+from perkey.codec.zstd import compress
+from perkey.errors import ConfigError
+from perkey.kafka.ports import Word
+from perkey.observe import reports
+from perkey.observe.overview import overview
+from perkey.observe.page import _event as event
+from perkey.observe.reports import (
     FORGOTTEN_S,
     MEMBERS_MAX,
     PARTITIONS_MAX,
@@ -34,8 +34,8 @@ from weft.observe.reports import (
     packed,
     unpacked,
 )
-from weft.observe.why import why
-from weft.testing import run
+from perkey.observe.why import why
+from perkey.testing import run
 
 
 def shot(member="m1", group="g", at=1000.0, state="running", partitions=()):
@@ -58,10 +58,10 @@ def report(told, **more):
 
 def whole():
     """The report of a real run: something runs, something is parked, with its offset map."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     shots = []
 
-    @app.consume("t", concurrency=1, retry=weft.Retry(attempts=1))
+    @app.consume("t", concurrency=1, retry=perkey.Retry(attempts=1))
     def handler(record):
         shots.append(vars(app)["_run"].snapshot(mapped=True))
         raise ValueError(record.offset)
@@ -304,7 +304,7 @@ def test_a_member_reports_changes_and_takes_its_word_back(monkeypatch):
     monkeypatch.setattr(reports, "EVERY_S", 1000.0)
     producer, state = Producer(), ["starting"]
     reporter = Reporter(
-        "weft.reports", lambda: state[0], lambda: shot(state=state[0]), lambda: producer, print
+        "perkey.reports", lambda: state[0], lambda: shot(state=state[0]), lambda: producer, print
     )
 
     wait_for(lambda: len(producer.sent) == 1)
@@ -321,7 +321,7 @@ def test_a_member_reports_changes_and_takes_its_word_back(monkeypatch):
 def test_topics_that_cannot_be(topic):
     """Refused where the app is made."""
     with pytest.raises(ConfigError, match="cannot be a topic"):
-        weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"}, reports=topic)
+        perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"}, reports=topic)
 
 
 def test_options_that_do_not_go_together():

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from weft.account.account import HALTS, PLACES
-from weft.observe.halts import HALTED_BY, halt_sentence
-from weft.observe.sentences import (
+from perkey.account.account import HALTS, PLACES
+from perkey.observe.halts import HALTED_BY, halt_sentence
+from perkey.observe.sentences import (
     RECORD_IN,
     partition_sentence,
     record_sentence,
 )
-from weft.observe.why import why
-from weft.types import LETTER_REFUSED
+from perkey.observe.why import why
+from perkey.types import LETTER_REFUSED
 
 NOON = time.mktime((2026, 1, 31, 12, 3, 11, 0, 0, -1))
 
@@ -121,7 +121,7 @@ IN = {
 
 @pytest.mark.parametrize("place", [place.name for place in PLACES])
 def test_each_place_has_its_sentence_and_its_next_step(place):
-    """No record is anywhere that `weft why` has no words for."""
+    """No record is anywhere that `perkey why` has no words for."""
     more, said = IN[place]
     told = record_sentence(record(place, **more))
     assert told.text.startswith("orders[3]: record 10,412 (key cust-17) ")
@@ -237,7 +237,7 @@ BY = {
 
 @pytest.mark.parametrize("cause", [cause.name for cause in HALTS])
 def test_each_cause_has_its_sentence_and_its_next_step(cause):
-    """Nothing stands still for a reason that `weft why` has no words for."""
+    """Nothing stands still for a reason that `perkey why` has no words for."""
     more, said = BY.get(cause, ({}, ""))
     told = halt_sentence({"cause": cause, **more})
     assert said in told.text
@@ -300,7 +300,7 @@ def test_a_record_that_fails_again_and_again_is_no_long_lane(waiting):
     assert told.about == "running"
     assert "runs in member m2 for 1.7 s, attempt 4 of 5; it failed 3 times" in told.text
     assert "ConnectionError: no answer" in told.text
-    assert told.next == "fix the error; raise weft.Reject in the handler to give up immediately"
+    assert told.next == "fix the error; raise perkey.Reject in the handler to give up immediately"
 
 
 def test_a_healthy_run_is_reported_to_be():
@@ -379,16 +379,16 @@ def test_of_a_record_that_was_parked_before_only_that_is_known():
 def test_a_parked_record_is_released_by_a_command_to_copy():
     """The record is named in it; of one that is behind another no place is known here."""
     parked = record("parked", attempts=5)
-    assert "`weft record retry orders:3:10412 --reason TEXT`" in record_sentence(parked).next
+    assert "`perkey record retry orders:3:10412 --reason TEXT`" in record_sentence(parked).next
     assert "`" not in RECORD_IN["parked"]({"attempts": 5, "for_s": 1.0}, "")[1]
 
 
 def test_a_parked_record_of_a_held_key_is_released_with_its_key():
-    """`weft record retry` is refused until the hold is over."""
+    """`perkey record retry` is refused until the hold is over."""
     sentence = record_sentence(record("parked", attempts=5, reason="being repaired"))
     assert sentence.text.endswith("its key is held by a command (being repaired).")
     assert sentence.next.startswith(
-        "`weft key release --topic orders --key cust-17 --reason TEXT` ends"
+        "`perkey key release --topic orders --key cust-17 --reason TEXT` ends"
     )
 
 
@@ -399,7 +399,7 @@ def test_a_refused_dead_letter_names_its_topic_and_what_to_create():
     sentence = record_sentence(record("parked", attempts=5, last_error=error))
     assert sentence.text.endswith(f"_UNKNOWN_TOPIC: {said}.")
     assert sentence.next == (
-        "create the dead-letter topic and release it: `weft record retry orders:3:10412 --reason "
+        "create the dead-letter topic and release it: `perkey record retry orders:3:10412 --reason "
         "TEXT`"
     )
 
@@ -469,7 +469,7 @@ def test_the_pressure_valve_says_what_it_exports_and_why():
         "The pressure valve of orders[3] exports parked keys to orders.dlq (2 now, records to send: "
         "40): parked for after_s=60."
     )
-    assert "weft dlq replay orders.dlq" in told.next
+    assert "perkey dlq replay orders.dlq" in told.next
 
 
 BUDGET = {"cause": "budget", "handler": "check", "budget": "openai", "waiting": 3, "share": 1.0}

@@ -1,4 +1,4 @@
-"""Who asks the wrong one hears so in one line: no run of Weft, nobody at all, no folder."""
+"""Who asks the wrong one hears so in one line: no run of Perkey, nobody at all, no folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import threading
 
 import pytest
 
-from weft.cli import main
-from weft.observe import local
+from perkey.cli import main
+from perkey.observe import local
 
 HOSTILE = b"<h1>\x1b[2J</h1>\nsecond line"
 
@@ -83,7 +83,7 @@ def said(capsys, *arguments):
     code = main.run(arguments)
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("weft: ")
+    assert told.err.startswith("perkey: ")
     assert told.err.count("\n") == 1
     assert "\x1b" not in told.err
     return code, told.err
@@ -95,11 +95,11 @@ def said(capsys, *arguments):
     [b"", b"\n", HOSTILE, b"[]\n", b"7\n", b"{}\n", json.dumps({"state": "running"}).encode()],
 )
 def test_a_socket_of_another_user(capsys, tmp_path, command, answer):
-    """What answers there is no run of Weft."""
+    """What answers there is no run of Perkey."""
     with stranger(local.folder() / "7-0.sock", answer):
         code, line = said(capsys, command)
     assert code == 1
-    assert "7-0.sock: the server there is not a Weft run" in line or "no answer: " in line
+    assert "7-0.sock: the server there is not a Perkey run" in line or "no answer: " in line
 
 
 def test_a_socket_where_no_one_answers(capsys, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_socket_where_no_one_answers(capsys, monkeypatch):
     monkeypatch.setattr(local, "ANSWER_S", 0.2)
     with stranger(local.folder() / "0-0.sock", None):
         code, line = said(capsys, "status")
-    assert (code, line) == (1, "weft: 0-0.sock: no answer within 0 s\n")
+    assert (code, line) == (1, "perkey: 0-0.sock: no answer within 0 s\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
@@ -135,7 +135,7 @@ def test_a_suspended_process_is_named(capsys, monkeypatch):
         child.kill()
         child.wait()
     told = f"its process is suspended; resume it with kill -CONT {child.pid}\n"
-    assert (code, line) == (1, f"weft: {child.pid}-0.sock: no answer within 0 s: {told}")
+    assert (code, line) == (1, f"perkey: {child.pid}-0.sock: no answer within 0 s: {told}")
 
 
 def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):
@@ -150,16 +150,16 @@ def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (200, HOSTILE, "the server there is not a Weft run"),
-        (200, b"{}", "the server there is not a Weft run"),
-        (200, b"null", "the server there is not a Weft run"),
-        (404, HOSTILE, "HTTP 404: the server there is not a Weft run"),
-        (500, b"", "HTTP 500: the server there is not a Weft run"),
+        (200, HOSTILE, "the server there is not a Perkey run"),
+        (200, b"{}", "the server there is not a Perkey run"),
+        (200, b"null", "the server there is not a Perkey run"),
+        (404, HOSTILE, "HTTP 404: the server there is not a Perkey run"),
+        (500, b"", "HTTP 500: the server there is not a Perkey run"),
         (401, b"a token is needed: Authorization: Bearer TOKEN\n", "a token is needed"),
     ],
 )
 def test_a_web_server_of_another_user(capsys, command, status, body, told):
-    """Nothing of what it says is printed, but for Weft's own words."""
+    """Nothing of what it says is printed, but for Perkey's own words."""
     with web(status, body) as url:
         code, line = said(capsys, command, "--url", url)
     assert code in (1, 2)

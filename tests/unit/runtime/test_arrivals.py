@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import weft
-from weft.runtime.handling import POLLS_MAX, Arrivals
-from weft.testing import run
+import perkey
+from perkey.runtime.handling import POLLS_MAX, Arrivals
+from perkey.testing import run
 
 
 def test_a_record_came_with_its_poll():
@@ -41,7 +41,7 @@ def test_it_does_not_grow_without_end():
 
 def test_the_wait_of_a_record_is_in_the_snapshot():
     """Records that wait for the only slot have waited; each sampled once."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     shots = []
 
     @app.consume("t", concurrency=1)

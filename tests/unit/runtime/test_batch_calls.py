@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.kafka.ports import OutMessage
-from weft.runtime.calls.batch_calls import _Calls
-from weft.runtime.calls.record_batch import (
+import perkey
+from perkey.kafka.ports import OutMessage
+from perkey.runtime.calls.batch_calls import _Calls
+from perkey.runtime.calls.record_batch import (
     Acks,
     Nacked,
     RecordBatch,
     earlier_in_lane,
 )
-from weft.runtime.histogram import CALL_S, Latency, summed
-from weft.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
-from weft.testing import run
-from weft.types import Record
+from perkey.runtime.histogram import CALL_S, Latency, summed
+from perkey.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
+from perkey.testing import run
+from perkey.types import Record
 
 
 def record(offset: int, key: bytes | None = b"k", partition: int = 0) -> Record:
@@ -161,7 +161,7 @@ def test_acknowledgements_keep_the_lane() -> None:
     acks, told = Acks([record(0), record(1), record(2, b"other")], "key"), list[int]()
     acks.check(0)
     acks.check(2)
-    with pytest.raises(weft.OutOfOrder, match="comes before"):
+    with pytest.raises(perkey.OutOfOrder, match="comes before"):
         acks.check(1)
     assert acks.ack(0, lambda: told.append(0))
     acks.check(1)
@@ -239,17 +239,17 @@ def test_percentiles_are_of_the_latest_calls() -> None:
 @pytest.mark.parametrize("kind", ["async", "threads"])
 def test_the_time_of_a_batch_is_its_handlers_latency(kind: str) -> None:
     """One sample for each call, as of a call with one record."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     times: list[float | None] = []
 
-    def look(_batch: weft.RecordBatch) -> None:
+    def look(_batch: perkey.RecordBatch) -> None:
         (row,) = app.snapshot()["handlers"].values()
         times.append(row["latency_ms"]["p50"])
 
-    async def wait(batch: weft.RecordBatch) -> None:
+    async def wait(batch: perkey.RecordBatch) -> None:
         look(batch)
 
-    batch = weft.Batch(max_records=1)
+    batch = perkey.Batch(max_records=1)
     app.consume("t", concurrency=1, batch=batch)(wait if kind == "async" else look)
     run(app, [(b"k", b"1"), (b"k", b"2")])
     assert times[0] is None

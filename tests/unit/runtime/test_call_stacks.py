@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.account import snapshot as snapshots
-from weft.runtime.calls import stacks
-from weft.runtime.run import run_snapshot
-from weft.testing import MemoryKafka
+import perkey
+from perkey.account import snapshot as snapshots
+from perkey.runtime.calls import stacks
+from perkey.runtime.run import run_snapshot
+from perkey.testing import MemoryKafka
 
-LEDGER = Path(weft.__file__).parent / "ledger/some.py"
+LEDGER = Path(perkey.__file__).parent / "ledger/some.py"
 
 
 def frames_of(call: Callable[[Callable[[], Any]], None], last: Callable[..., Any]) -> list[str]:
@@ -97,20 +97,20 @@ def test_an_async_prefetch_is_shown_where_it_waits(
     monkeypatch.setattr(snapshots, "OPENS_S", 0.1)
     gate = asyncio.Event()
 
-    async def load(records: list[weft.Record[Any]]) -> list[None]:
+    async def load(records: list[perkey.Record[Any]]) -> list[None]:
         await gate.wait()
         return [None for _ in records]
 
-    async def load_and_release(records: list[weft.Record[Any]]) -> Any:
+    async def load_and_release(records: list[perkey.Record[Any]]) -> Any:
         await gate.wait()
         yield [None for _ in records]
 
-    async def handler(record: weft.Record[Any]) -> None: ...
+    async def handler(record: perkey.Record[Any]) -> None: ...
 
     kafka = MemoryKafka()
     kafka.create_topic("orders")
     kafka.produce("orders", b"x")
-    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
     app.consume("orders", prefetch=load_and_release if generator else load, timeout_s=60)(handler)
     run = app.start()
 

@@ -12,38 +12,38 @@ import pytest
 from tests.support.bench import BENCHES, Bench
 from tests.support.waiting import wait_for
 
-import weft
-from weft.core.states import DONE
-from weft.runtime.calls import threads
-from weft.runtime.calls.aio import SLICE_S, AsyncExecutor
-from weft.runtime.calls.batch_calls import BatchTasks, BatchThreads
-from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
-from weft.runtime.door import SUSPENDED_S, Reports, since_boot
-from weft.testing import run
-from weft.types import Record
+import perkey
+from perkey.core.states import DONE
+from perkey.runtime.calls import threads
+from perkey.runtime.calls.aio import SLICE_S, AsyncExecutor
+from perkey.runtime.calls.batch_calls import BatchTasks, BatchThreads
+from perkey.runtime.calls.threads import LOOK_S, ThreadExecutor
+from perkey.runtime.door import SUSPENDED_S, Reports, since_boot
+from perkey.testing import run
+from perkey.types import Record
 
 WAIT_S = 60.0
 
 
-def app_of(handler: Any, **options: Any) -> weft.App:
+def app_of(handler: Any, **options: Any) -> perkey.App:
     """An app with this handler."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
-    app.consume("t", **{"retry": weft.Retry(attempts=2, delay_s=0), **options})(handler)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app.consume("t", **{"retry": perkey.Retry(attempts=2, delay_s=0), **options})(handler)
     return app
 
 
-def exits_sync(record: Record) -> Iterator[weft.Produce]:
+def exits_sync(record: Record) -> Iterator[perkey.Produce]:
     """A generator handler that ends the process, as it thinks."""
-    yield weft.Produce(b"", topic="out")
+    yield perkey.Produce(b"", topic="out")
     raise SystemExit(3)
 
 
-async def exits_async(record: Record) -> Iterator[weft.Produce]:
+async def exits_async(record: Record) -> Iterator[perkey.Produce]:
     """The same of an async handler."""
     return exits_sync(record)
 
 
-def exits_batch(records: weft.RecordBatch) -> Iterator[weft.Produce]:
+def exits_batch(records: perkey.RecordBatch) -> Iterator[perkey.Produce]:
     """The same of a batch handler."""
     return exits_sync(records[0])
 
@@ -51,8 +51,8 @@ def exits_batch(records: weft.RecordBatch) -> Iterator[weft.Produce]:
 @pytest.mark.parametrize("handler", [exits_sync, exits_async, exits_batch])
 def test_sys_exit_in_a_generator_fails_the_attempt(handler: Any) -> None:
     """The slot is given back each time: more records than slots are all exhausted."""
-    batched = {"batch": weft.Batch(max_records=1)} if handler is exits_batch else {}
-    app = app_of(handler, concurrency=2, on_exhausted=weft.Skip(), **batched)
+    batched = {"batch": perkey.Batch(max_records=1)} if handler is exits_batch else {}
+    app = app_of(handler, concurrency=2, on_exhausted=perkey.Skip(), **batched)
     results = run(app, [(f"k{n}", b"") for n in range(6)], timeout_s=20)
     assert [result.outcome for result in results] == ["skipped"] * 6
     assert {r.error.type for r in results if r.error is not None} == {"SystemExit"}
@@ -103,7 +103,7 @@ def test_what_a_call_returned_is_known_before_its_end(kind: str, value: Any) -> 
     """Else a result which another thread reports in that moment had no value and the wrong times."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        spec: Any = {"retry": weft.Retry(attempts=1)}
+        spec: Any = {"retry": perkey.Retry(attempts=1)}
         bench = Bench(ThreadExecutor, **spec) if kind == "threads" else async_bench(loop, **spec)
         bench.plan.output, bench.plan.calls = "out", {}
         bench.door.done = bench.door.ended = watched = Watched(bench.plan)
@@ -129,19 +129,19 @@ def test_a_record_that_its_batch_acknowledged_is_noted_once(kind: str) -> None:
     """Before its end is reported, and not again when the call returns: nobody would take that away."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        spec: Any = {"batch": weft.Batch(max_records=2, linger_s=0.001, ack="explicit")}
+        spec: Any = {"batch": perkey.Batch(max_records=2, linger_s=0.001, ack="explicit")}
         make = async_bench if kind == "async" else lambda _loop, **own: Bench(BatchThreads, **own)
         bench = make(loop, **spec)
         bench.plan.calls = calls = {}
         taken: list[Any] = []
 
-        def handler(records: weft.RecordBatch) -> None:
+        def handler(records: perkey.RecordBatch) -> None:
             records.ack(records[0])
             bench.executor.warn(None)  # reports what is acknowledged
             taken.append(calls.pop(first))
             records.ack(records[1])
 
-        async def waited(records: weft.RecordBatch) -> None:
+        async def waited(records: perkey.RecordBatch) -> None:
             handler(records)
 
         bench.function = waited if kind == "async" else handler
@@ -156,7 +156,7 @@ def test_a_swallowed_cancellation_is_not_the_next_records() -> None:
     """What fails next on the same worker has failed: it is not given back and called again."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        bench = async_bench(loop, concurrency=1, retry=weft.Retry(attempts=1))
+        bench = async_bench(loop, concurrency=1, retry=perkey.Retry(attempts=1))
         begun, cancelling = [], []
 
         async def handler(record: Record) -> None:
@@ -184,7 +184,7 @@ def test_a_timeout_before_the_call_began_is_not_lost(batched: bool) -> None:
     """The loop had no time for it: its time counts from its beginning, and ends it."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        batch = {"batch": weft.Batch(max_records=1)} if batched else {}
+        batch = {"batch": perkey.Batch(max_records=1)} if batched else {}
         bench = async_bench(loop, timeout_s=0.05, **batch)
         began = []
 
@@ -208,10 +208,10 @@ def test_a_batch_that_is_dropped_before_it_began_is_given_back() -> None:
     """Cancelled before its first step a task would never run: its slot was gone for ever."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        bench = async_bench(loop, concurrency=1, batch=weft.Batch(max_records=1))
+        bench = async_bench(loop, concurrency=1, batch=perkey.Batch(max_records=1))
         begun = []
 
-        async def handler(records: weft.RecordBatch) -> None:
+        async def handler(records: perkey.RecordBatch) -> None:
             begun.append(records[0].value)
 
         bench.function = handler
@@ -228,10 +228,10 @@ def test_a_batch_continues_for_what_stays(both: bool) -> None:
     """S6: one of its two partitions goes away: nothing of the other is handled again."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:
-        bench = async_bench(loop, batch=weft.Batch(max_records=4, linger_s=0.001))
+        bench = async_bench(loop, batch=perkey.Batch(max_records=4, linger_s=0.001))
         calls, go_on = [], asyncio.Event()
 
-        async def handler(records: weft.RecordBatch) -> None:
+        async def handler(records: perkey.RecordBatch) -> None:
             calls.append(len(records))
             await go_on.wait()
 
@@ -275,7 +275,7 @@ def test_nothing_begins_after_a_standstill(kind: str, delivery: str) -> None:
             if kind == "waiting":
                 await asyncio.sleep(0)
 
-        batch = {"batch": weft.Batch(max_records=1)} if kind == "batch" else {}
+        batch = {"batch": perkey.Batch(max_records=1)} if kind == "batch" else {}
         spec = {"delivery": delivery, "concurrency": 4, **batch}
         if kind == "threads":
             bench = Bench(OneThread, **spec)
@@ -378,13 +378,13 @@ def test_what_ended_does_not_wait_for_a_call_that_waits(how: str) -> None:
         bench = Bench(lambda plan, door: OneWorker(plan, door, loop))
         begun = []
 
-        async def handler(record: Record) -> weft.Produce | None:
+        async def handler(record: Record) -> perkey.Produce | None:
             begun.append(record.value)
             if record.value == b"1":
                 await asyncio.sleep(WAIT_S)
             if how == "fails":
                 raise ValueError
-            return weft.Produce(b"", topic="out") if how == "output" else None
+            return perkey.Produce(b"", topic="out") if how == "output" else None
 
         bench.function = handler
         bench.poll(2)

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 from tests.support.waiting import wait_for
 
-from weft.core import effects as fx
-from weft.core.engine import Engine
-from weft.core.events import Assignment, HandlerSpec, Verdict
-from weft.core.partition import Partition
-from weft.kafka.ports import CommitAnswer, ToCommit
-from weft.runtime import door
-from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.threads import ThreadExecutor
-from weft.runtime.door import SUSPENDED_S, Door
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.member import committing
-from weft.runtime.member.committing import Committer, Lease
-from weft.types import Record
+from perkey.core import effects as fx
+from perkey.core.engine import Engine
+from perkey.core.events import Assignment, HandlerSpec, Verdict
+from perkey.core.partition import Partition
+from perkey.kafka.ports import CommitAnswer, ToCommit
+from perkey.runtime import door
+from perkey.runtime.calls.aio import AsyncExecutor
+from perkey.runtime.calls.threads import ThreadExecutor
+from perkey.runtime.door import SUSPENDED_S, Door
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.member import committing
+from perkey.runtime.member.committing import Committer, Lease
+from perkey.types import Record
 
 
 class Broker:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.testing import run
+import perkey
+from perkey.testing import run
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
 
@@ -22,33 +22,33 @@ def call_of(kind: str, seen: list[str]) -> tuple[Any, dict[str, Any]]:
         seen.append(user.get())
         user.set(name)
 
-    async def at_once(record: weft.Record) -> None:
+    async def at_once(record: perkey.Record) -> None:
         note(f"user {record.offset}")
 
-    async def waits(record: weft.Record) -> None:
+    async def waits(record: perkey.Record) -> None:
         note(f"user {record.offset}")
         for _ in range(3):
             await asyncio.sleep(0.0005)
             assert user.get() == f"user {record.offset}"
 
-    def plain(record: weft.Record) -> None:
+    def plain(record: perkey.Record) -> None:
         note(f"user {record.offset}")
 
-    def generator(record: weft.Record) -> Iterator[weft.Produce]:
+    def generator(record: perkey.Record) -> Iterator[perkey.Produce]:
         note(f"user {record.offset}")
-        yield weft.Produce(b"", topic="out")
+        yield perkey.Produce(b"", topic="out")
         assert user.get() == f"user {record.offset}"
 
-    def batch(records: weft.RecordBatch) -> None:
+    def batch(records: perkey.RecordBatch) -> None:
         note(f"user {records[0].offset}")
 
-    async def async_batch(records: weft.RecordBatch) -> None:
+    async def async_batch(records: perkey.RecordBatch) -> None:
         note(f"user {records[0].offset}")
         await asyncio.sleep(0.0005)
         assert user.get() == f"user {records[0].offset}"
 
     handler = locals()[kind]
-    batched = {"batch": weft.Batch(max_records=1)} if "batch" in kind else {}
+    batched = {"batch": perkey.Batch(max_records=1)} if "batch" in kind else {}
     return handler, batched
 
 
@@ -57,7 +57,7 @@ def test_no_call_sees_what_another_has_set(kind: str) -> None:
     """Of 30 records none finds another's value, and each finds its own after it has waited."""
     seen: list[str] = []
     handler, options = call_of(kind, seen)
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
     app.consume("t", concurrency=4, **options)(handler)
     results = run(app, [(f"k{n}", b"x") for n in range(30)])
     assert {result.outcome for result in results} == {"done"}
@@ -69,16 +69,16 @@ def test_no_call_sees_what_another_has_set(kind: str) -> None:
 def test_a_prefetch_generator_finds_its_own_when_it_releases(kind: str) -> None:
     """What it sets before it yields is there when it goes on, and no other load sees it."""
     seen: list[str] = []
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
 
-    def load(records: Sequence[weft.Record]) -> Iterator[list[str]]:
+    def load(records: Sequence[perkey.Record]) -> Iterator[list[str]]:
         token = user.set(f"load of {records[0].offset}")
         yield ["value"] * len(records)
         seen.append(user.get())
         user.reset(token)
         seen.append(user.get())
 
-    async def load_async(records: Sequence[weft.Record]) -> AsyncIterator[list[str]]:
+    async def load_async(records: Sequence[perkey.Record]) -> AsyncIterator[list[str]]:
         token = user.set(f"load of {records[0].offset}")
         yield ["value"] * len(records)
         seen.append(user.get())
@@ -86,7 +86,7 @@ def test_a_prefetch_generator_finds_its_own_when_it_releases(kind: str) -> None:
         seen.append(user.get())
 
     @app.consume("t", prefetch=load if kind == "sync" else load_async, concurrency=1)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         assert record.prefetched == "value"
         assert user.get() == "nobody"
 
@@ -107,7 +107,7 @@ def test_what_a_decoder_sets_is_its_calls(kind: str) -> None:
         user.set(value.decode())
         return value
 
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
     app.consume("t", concurrency=1, value=decode, **options)(handler)
     results = run(app, [b"ann", b"ben", b"eve"])
     assert {result.attempts for result in results} == {1}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.core.events import HandlerSpec
-from weft.observe.halts import HALTED_BY
-from weft.observe.orders import Order
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.run.control import Control, _calls_most
-from weft.testing import MemoryKafka
+import perkey
+from perkey.core.events import HandlerSpec
+from perkey.observe.halts import HALTED_BY
+from perkey.observe.orders import Order
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.run.control import Control, _calls_most
+from perkey.testing import MemoryKafka
 
 LIMIT_S = 60.0
 
@@ -36,14 +36,14 @@ class Started:
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self.done: list[str] = []
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 
         @app.consume("a", concurrency=4)
-        def one(record: weft.Record[Any]) -> None:
+        def one(record: perkey.Record[Any]) -> None:
             self.done.append(record.topic)
 
         @app.consume("b", concurrency=8)
-        def two(record: weft.Record[Any]) -> None:
+        def two(record: perkey.Record[Any]) -> None:
             self.done.append(record.topic)
 
         self.app, self.now_s = app, 1_000.0
@@ -119,7 +119,7 @@ def test_settings_are_of_one_handler_or_of_all(started):
 
 
 def test_what_a_setting_brings_about_names_its_command(started):
-    """`weft why` names the command of a colleague, not the number in the code; the last one counts."""
+    """`perkey why` names the command of a colleague, not the number in the code; the last one counts."""
 
     def causes(handler="one"):
         halts = [{"cause": one, "handler": handler} for one in ("slots", "rate_limit", "buffers")]
@@ -137,7 +137,7 @@ def test_what_a_setting_brings_about_names_its_command(started):
     # Its replacement is in force for as long as any, so nothing of it comes back
     text, after = HALTED_BY["slots"](halt)
     assert "a command has set concurrency=1 until" in text
-    assert after == "weft set concurrency=default --reason TEXT"
+    assert after == "perkey set concurrency=default --reason TEXT"
     started.obey("set", settings={"concurrency": None}, for_s=1.0)
     started.now_s += 2.0
     started.control.look()
@@ -147,15 +147,15 @@ def test_what_a_setting_brings_about_names_its_command(started):
 @pytest.mark.parametrize("kind", ["async", "threads"])
 def test_more_calls_than_declared_can_be_set(kafka, kind):
     """Three run at once where one was declared, without a restart."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
     begun: list[bytes] = []
     go_on = threading.Event()
 
-    async def waits(record: weft.Record[Any]) -> None:
+    async def waits(record: perkey.Record[Any]) -> None:
         begun.append(record.value)
         await asyncio.to_thread(go_on.wait, LIMIT_S)
 
-    def stays(record: weft.Record[Any]) -> None:
+    def stays(record: perkey.Record[Any]) -> None:
         begun.append(record.value)
         go_on.wait(LIMIT_S)
 
@@ -178,14 +178,14 @@ def test_more_calls_than_declared_can_be_set(kafka, kind):
 @pytest.mark.parametrize("kind", ["async", "threads"])
 def test_a_time_out_that_is_set_ends_attempts(kafka, kind):
     """The error has the number that was set."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
-    options: dict[str, Any] = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
+    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    options: dict[str, Any] = {"retry": perkey.Retry(attempts=1), "on_exhausted": perkey.Skip()}
     limit_s = 0.05
 
-    async def waits(record: weft.Record[Any]) -> None:
+    async def waits(record: perkey.Record[Any]) -> None:
         await asyncio.sleep(LIMIT_S)
 
-    def stays(record: weft.Record[Any]) -> None:
+    def stays(record: perkey.Record[Any]) -> None:
         time.sleep(4 * limit_s)  # a call that cannot be cancelled
 
     app.consume("a", **options)(waits if kind == "async" else stays)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from weft.core.work import Work
-from weft.dlq.letters import letter_of as understood
-from weft.policies import DeadLetter
-from weft.runtime.member.outputs import Letters
-from weft.types import ErrorInfo, Produce, Record
+from perkey.core.work import Work
+from perkey.dlq.letters import letter_of as understood
+from perkey.policies import DeadLetter
+from perkey.runtime.member.outputs import Letters
+from perkey.types import ErrorInfo, Produce, Record
 
 ERROR = ErrorInfo("ValueError", "no")
 NO_PARTITION = ErrorInfo("_UNKNOWN_PARTITION", "no such partition")
@@ -143,7 +143,7 @@ def test_a_transform_that_fails_shows_nothing(transform, caplog):
 
 
 def test_where_a_replayed_record_was_first_survives_a_transform():
-    """Its place in the order of its key is Weft's own header."""
+    """Its place in the order of its key is Perkey's own header."""
     place = ("__dlq.errors.replay.offset", b"3")
     redact = DeadLetter("t.dlq", transform=lambda r: r._replace(value=b"", headers=()))
     letter = shown(redact, SECRET._replace(headers=(place, ("__dlq.errors.replay.letter", b"d"))))

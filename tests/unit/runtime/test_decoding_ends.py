@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-import weft
-from weft.decoding import Undecodable, decoding_of
-from weft.testing import run
-from weft.types import ErrorInfo, Record
+import perkey
+from perkey.decoding import Undecodable, decoding_of
+from perkey.testing import run
+from perkey.types import ErrorInfo, Record
 
 RECORD = Record("orders", 0, 0, 0, b"k", b"stop")
 
@@ -43,7 +43,7 @@ def test_ctrl_c_in_a_decoder_is_ctrl_c():
 @pytest.mark.parametrize("is_async", [True, False])
 def test_its_record_fails_and_the_reader_continues(is_async):
     """The record is parked at its first attempt and read as bytes; the next one is handled."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
 
     if is_async:
 
@@ -71,7 +71,7 @@ def test_an_error_without_a_message_is_its_type(error, line):
 
 # -- three ends ----------------------------------------------------------------------------------------
 
-AT_ONCE = weft.Retry(attempts=5, delay_s=0)
+AT_ONCE = perkey.Retry(attempts=5, delay_s=0)
 KINDS = ["async", "threads", "async batch", "threads batch"]
 DECODERS = ["callable", "plain decoder", "async decoder"]
 
@@ -97,13 +97,13 @@ def decoder_of(kind: str, registry: Registry):
         return registry.answer
     if kind == "plain decoder":
 
-        @weft.decoder
+        @perkey.decoder
         def asked(record):
             return registry.answer(record.value)
 
         return asked
 
-    @weft.decoder
+    @perkey.decoder
     async def awaited(record):
         await asyncio.sleep(0)
         return registry.answer(record.value)
@@ -111,11 +111,11 @@ def decoder_of(kind: str, registry: Registry):
     return awaited
 
 
-def app_of(kind: str, seen: list, **options) -> weft.App:
+def app_of(kind: str, seen: list, **options) -> perkey.App:
     """An app with one handler that remembers what it is called with."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
     if "batch" in kind:
-        options["batch"] = weft.Batch(max_records=3, linger_s=0.01)
+        options["batch"] = perkey.Batch(max_records=3, linger_s=0.01)
 
     def handle(given):
         seen.extend([given] if isinstance(given, Record) else given)
@@ -129,12 +129,12 @@ def app_of(kind: str, seen: list, **options) -> weft.App:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("error", [ConnectionError("away"), weft.RetryAfter(0.0)])
+@pytest.mark.parametrize("error", [ConnectionError("away"), perkey.RetryAfter(0.0)])
 def test_an_outage_is_a_failed_attempt(kind, decoder, error):
     """ConnectionError and RetryAfter out of any decoder: tried again, and in key order."""
     seen: list[Record] = []
     decode = decoder_of(decoder, Registry(error))
-    app = app_of(kind, seen, value=decode, retry=AT_ONCE, on_exhausted=weft.Skip())
+    app = app_of(kind, seen, value=decode, retry=AT_ONCE, on_exhausted=perkey.Skip())
     results = run(app, [(b"k", b"%d" % number) for number in range(4)])
     assert [one.outcome for one in results] == ["done"] * 4
     assert [one.attempts for one in results] == [3] * 4
@@ -147,7 +147,7 @@ def test_any_other_error_ends_the_record(kind, decoder):
     """At its first attempt, without its value in what is said; the next one is handled."""
     seen: list[Record] = []
     decode = decoder_of(decoder, Registry(ValueError("bad secret"), 1))
-    app = app_of(kind, seen, value=decode, retry=AT_ONCE, on_exhausted=weft.Skip())
+    app = app_of(kind, seen, value=decode, retry=AT_ONCE, on_exhausted=perkey.Skip())
     (result,) = run(app, [(b"k", b"secret")])
     assert (result.outcome, result.attempts, result.error.type) == ("skipped", 1, "Undecodable")
     assert result.error.message == (
@@ -159,11 +159,11 @@ def test_any_other_error_ends_the_record(kind, decoder):
 def test_an_outage_that_lasts_takes_the_way_of_on_exhausted():
     """Attempts are counted as a handler's are, and types in Retry.final are final."""
     for retry, attempts in (
-        (weft.Retry(attempts=2, delay_s=0), 2),
-        (weft.Retry(delay_s=0, final=(OSError,)), 1),
+        (perkey.Retry(attempts=2, delay_s=0), 2),
+        (perkey.Retry(delay_s=0, final=(OSError,)), 1),
     ):
         decode = decoder_of("callable", Registry(TimeoutError("slow"), 99))
-        app = app_of("async", [], value=decode, retry=retry, on_exhausted=weft.Skip())
+        app = app_of("async", [], value=decode, retry=retry, on_exhausted=perkey.Skip())
         (result,) = run(app, [(b"k", b"v")])
         assert (result.outcome, result.attempts) == ("skipped", attempts)
         assert result.error.type == "TimeoutError"
@@ -178,11 +178,11 @@ def test_a_decoder_gets_the_record(kind):
     """Topic, headers, key and value as they came; null keys and values never come to it."""
     seen: list[Record] = []
 
-    @weft.decoder
+    @perkey.decoder
     def described(record):
         return (record.topic, dict(record.headers), record.key, record.value)
 
-    @weft.decoder
+    @perkey.decoder
     async def upper(record):
         return record.key.decode().upper()
 
@@ -206,10 +206,10 @@ def test_a_decoder_gets_the_record(kind):
 def test_a_plain_decoder_does_not_hold_up_the_loop():
     """It runs in a thread of the loop's pool, in the context of its call."""
     threads: dict[str, set[str]] = {"decoder": set(), "handler": set()}
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
     company = threading.Barrier(2, timeout=60)
 
-    @weft.decoder
+    @perkey.decoder
     def slow(record):
         if threading.current_thread() is threading.main_thread():
             return record.value  # for the result, which is read when all is over
@@ -222,15 +222,15 @@ def test_a_plain_decoder_does_not_hold_up_the_loop():
         threads["handler"].add(threading.current_thread().name)
 
     run(app, [(b"a", b"1"), (b"b", b"2")])
-    assert threads["handler"] == {"weft-handlers"}
-    assert len(threads["decoder"] - {"weft-handlers"}) == 2
+    assert threads["handler"] == {"perkey-handlers"}
+    assert len(threads["decoder"] - {"perkey-handlers"}) == 2
 
 
 def test_an_async_decoder_has_the_time_of_its_call():
     """Past timeout_s the attempt has failed, also while it decodes."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
 
-    @weft.decoder
+    @perkey.decoder
     async def never(record):
         await asyncio.Event().wait()
 
@@ -238,8 +238,8 @@ def test_an_async_decoder_has_the_time_of_its_call():
         "orders",
         value=never,
         timeout_s=0.05,
-        retry=weft.Retry(attempts=2, delay_s=0),
-        on_exhausted=weft.Skip(),
+        retry=perkey.Retry(attempts=2, delay_s=0),
+        on_exhausted=perkey.Skip(),
     )
     async def handle(record):
         """Never called."""
@@ -251,11 +251,11 @@ def test_an_async_decoder_has_the_time_of_its_call():
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_keep_the_keys_bytes(kind):
     """A decoded key is what the handler sees; what it returns goes under the record's own."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
-    options = {"batch": weft.Batch(linger_s=0.0)} if "batch" in kind else {}
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
+    options = {"batch": perkey.Batch(linger_s=0.0)} if "batch" in kind else {}
 
     def handle(given):
-        return weft.Produce(b"out", topic="out")
+        return perkey.Produce(b"out", topic="out")
 
     async def awaited(given):
         return handle(given)
@@ -269,7 +269,7 @@ def test_outputs_keep_the_keys_bytes(kind):
 
 def test_keys_that_cannot_be_decoded_are_named():
     """Lanes are of bytes: the record has its place, and ends like any that cannot be decoded."""
-    app = app_of("async", [], key="json", on_exhausted=weft.Skip())
+    app = app_of("async", [], key="json", on_exhausted=perkey.Skip())
     (result,) = run(app, [(b"{", b"v")])
     assert (result.outcome, result.attempts) == ("skipped", 1)
     assert result.error.message.startswith("key cannot be decoded: JSONDecodeError")
@@ -294,7 +294,7 @@ def test_classes_with_fields_are_made_of_json(kind):
         if kind == "struct":
             model = msgspec.defstruct("Order", [("number", int), ("lines", list[str], [])])
     seen: list[Record] = []
-    app = app_of("async", seen, value=model, on_exhausted=weft.Skip())
+    app = app_of("async", seen, value=model, on_exhausted=perkey.Skip())
     good, bad = b'{"number": 7, "lines": ["a"]}', b'{"number": "x"}'
     outcomes = {one.outcome for one in run(app, [(b"a", good), (b"b", bad)])}
     assert outcomes == {"done", "skipped"}
@@ -305,7 +305,7 @@ def test_the_error_of_a_whole_value_has_no_empty_place():
     """As for a value that is not JSON at all; else the field is named."""
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("Order", number=int)
-    app = app_of("async", [], value=model, on_exhausted=weft.Skip())
+    app = app_of("async", [], value=model, on_exhausted=perkey.Skip())
     broken, wrong = run(app, [(b"a", b"no json"), (b"b", b'{"number": "x"}')])
     assert "ValidationError: Invalid JSON" in broken.error.message
     assert "ValidationError: number: " in wrong.error.message
@@ -322,7 +322,7 @@ class Basket:
 def test_a_class_that_was_read_can_travel():
     """What msgspec noted on a dataclass could not be pickled: no fleet, no worker process had it."""
     pytest.importorskip("msgspec")
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
     app.consume("orders", value=Basket)(print)
     noted = [name for kind in (Basket, Order) for name in vars(kind) if "msgspec" in name]
     assert noted == []
@@ -339,16 +339,16 @@ async def later(data: bytes) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"value": later}, "value=later is an `async def`: put @weft.decoder above it"),
-        ({"key": later}, "key=later is an `async def`: put @weft.decoder above it"),
+        ({"value": later}, "value=later is an `async def`: put @perkey.decoder above it"),
+        ({"key": later}, "key=later is an `async def`: put @perkey.decoder above it"),
         ({"key": "utf8"}, "key='utf8' is not known: choose one of"),
         ({"key": 5}, 'key=5: give "bytes", "str", "json", a pydantic model, a dataclass'),
     ],
 )
 def test_what_cannot_decode_is_refused(options, said):
     """When it is decorated, in one line that names the option."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
-    with pytest.raises(weft.ConfigError) as caught:
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
+    with pytest.raises(perkey.ConfigError) as caught:
         app.consume("orders", **options)(print)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -357,21 +357,21 @@ def test_what_cannot_decode_is_refused(options, said):
 def test_a_dataclass_without_msgspec_reports_what_to_install(monkeypatch):
     """One line, when it is decorated."""
     monkeypatch.setitem(sys.modules, "msgspec", None)
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
-    with pytest.raises(weft.ConfigError, match=r"value=Order: .* pip install msgspec"):
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
+    with pytest.raises(perkey.ConfigError, match=r"value=Order: .* pip install msgspec"):
         app.consume("orders", value=Order)(print)
 
 
 def test_a_decoder_takes_the_record_alone():
     """What could never be called so is refused where it is decorated."""
-    with pytest.raises(weft.ConfigError, match="it is called with the record alone"):
-        weft.decoder(lambda record, more: None)
-    with pytest.raises(weft.ConfigError, match="a generator cannot be a decoder"):
-        weft.decoder(app_values)
-    with pytest.raises(weft.ConfigError, match="put it above your own function"):
-        weft.decoder(len)
-    with pytest.raises(weft.ConfigError, match="decorate a function"):
-        weft.decoder("json")
+    with pytest.raises(perkey.ConfigError, match="it is called with the record alone"):
+        perkey.decoder(lambda record, more: None)
+    with pytest.raises(perkey.ConfigError, match="a generator cannot be a decoder"):
+        perkey.decoder(app_values)
+    with pytest.raises(perkey.ConfigError, match="put it above your own function"):
+        perkey.decoder(len)
+    with pytest.raises(perkey.ConfigError, match="decorate a function"):
+        perkey.decoder("json")
 
 
 def app_values(record):

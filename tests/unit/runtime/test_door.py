@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.core.engine import Engine
-from weft.core.events import Assignment, HandlerSpec
-from weft.core.states import InternalError
-from weft.runtime.door import SUSPENDED_S, Door
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.core.engine import Engine
+from perkey.core.events import Assignment, HandlerSpec
+from perkey.core.states import InternalError
+from perkey.runtime.door import SUSPENDED_S, Door
+from perkey.testing import MemoryKafka, run
 
 
 def test_every_event_is_taken_once_any_caller_is_inside() -> None:
@@ -80,7 +80,7 @@ def test_an_app_that_has_ended_is_not_halted() -> None:
     """No round of its polling thread is due: its membership is in no doubt, however late it is."""
     with MemoryKafka() as kafka:
         kafka.create_topic("t")
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
         app.consume("t")(lambda record: None)
         run = app.start()
         run.stop()
@@ -91,15 +91,15 @@ def test_an_app_that_has_ended_is_not_halted() -> None:
 
 def test_a_bug_of_ours_ends_the_run_and_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with exit code 1, naming it; what was done since is handled again."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
 
-    @app.consume("t", commit=weft.Commit(interval_s=60))
-    async def handle(record: weft.Record) -> None:
+    @app.consume("t", commit=perkey.Commit(interval_s=60))
+    async def handle(record: perkey.Record) -> None:
         if record.offset == 5:
             monkeypatch.setattr(Engine, "calls_ended", lambda *_: 1 / 0)
 
     with MemoryKafka() as kafka:
-        with pytest.raises(weft.FatalError, match="internal error: ZeroDivisionError"):
+        with pytest.raises(perkey.FatalError, match="internal error: ZeroDivisionError"):
             run(app, [b"x"] * 10, broker=kafka)
         held = kafka.committed("g", "t")
     assert held is None or held.frontier == 0

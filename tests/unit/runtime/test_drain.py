@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from weft.core.effects import CommitOffsets, Start
-from weft.core.engine import Engine
-from weft.core.events import AT_MOST_ONCE, Answer, Assignment, Failed, HandlerSpec
-from weft.kafka.ports import AdminPort
-from weft.policies import DeadLetter, Retry
-from weft.runtime.run import drain as module
-from weft.runtime.run.drain import Drain, passed
-from weft.types import ErrorInfo, Record, TopicPartition
+from perkey.core.effects import CommitOffsets, Start
+from perkey.core.engine import Engine
+from perkey.core.events import AT_MOST_ONCE, Answer, Assignment, Failed, HandlerSpec
+from perkey.kafka.ports import AdminPort
+from perkey.policies import DeadLetter, Retry
+from perkey.runtime.run import drain as module
+from perkey.runtime.run.drain import Drain, passed
+from perkey.types import ErrorInfo, Record, TopicPartition
 
 OURS, THEIRS = ("t", 0), ("t", 1)
 

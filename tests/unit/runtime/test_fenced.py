@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.support.waiting import wait_for
 
-import weft
-from weft.kafka.ports import TransactionEnd
-from weft.runtime.member import member, transactor
-from weft.testing import MemoryKafka
-from weft.testing.memory_producer import MemoryTransactions
+import perkey
+from perkey.kafka.ports import TransactionEnd
+from perkey.runtime.member import member, transactor
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_producer import MemoryTransactions
 
 HOUR_S, LIMIT_S = 3_600.0, 60.0
 
@@ -22,7 +22,7 @@ def test_a_fenced_member_leaves_without_repeating_its_transaction(monkeypatch):
         kafka.create_topic("orders")
         kafka.create_topic("out")
         kafka.produce("orders", "1")
-        app = weft.App(
+        app = perkey.App(
             group="g", kafka={"bootstrap.servers": kafka.bootstrap}, drain_timeout_s=HOUR_S
         )
         app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
@@ -37,7 +37,7 @@ def test_an_unknown_outcome_is_logged_until_it_is_known(monkeypatch, caplog):
         for topic in ("orders", "out"):
             kafka.create_topic(topic)
         kafka.produce("orders", "1")
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
         app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
         with monkeypatch.context() as patches:
             patches.setattr(MemoryTransactions, "transact", lambda *_: unknown)

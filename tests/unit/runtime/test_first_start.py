@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-import weft
-from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.member.outputs import REPORTED_MAX, Refusals
-from weft.runtime.run import preflight
-from weft.testing import MemoryKafka
-from weft.testing.memory_connection import MemoryAdmin, MemoryConnection
-from weft.types import ErrorInfo
+import perkey
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.runtime.member.outputs import REPORTED_MAX, Refusals
+from perkey.runtime.run import preflight
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_connection import MemoryAdmin, MemoryConnection
+from perkey.types import ErrorInfo
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def kafka():
 
 
 def app_on(kafka, **properties):
-    return weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap, **properties})
+    return perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap, **properties})
 
 
 def told(caplog, word):
@@ -33,7 +33,7 @@ def told(caplog, word):
 
 def test_a_new_group_reports_where_it_starts(kafka, caplog):
     """Once, at the first start; a group that has committed says nothing."""
-    caplog.set_level(logging.INFO, "weft")
+    caplog.set_level(logging.INFO, "perkey")
     app = app_on(kafka)
     app.consume("orders")(lambda record: None)
     app.run(until="drained")
@@ -52,7 +52,7 @@ def test_a_new_group_reports_where_it_starts(kafka, caplog):
     [
         {"delivery": "at_most_once"},
         {"delivery": "exactly_once"},
-        {"ledger": weft.SqlLedger("sqlite://")},
+        {"ledger": perkey.SqlLedger("sqlite://")},
     ],
     ids=["at_most_once", "exactly_once", "ledger"],
 )
@@ -60,8 +60,8 @@ def test_where_money_is_at_stake_a_default_is_a_warning(kafka, caplog, options):
     """The delivery that was chosen says that it matters; a start that was chosen, too, is fine."""
     for properties, level in (({}, "WARNING"), ({"auto.offset.reset": "earliest"}, "INFO")):
         caplog.clear()
-        caplog.set_level(logging.INFO, "weft")
-        app = weft.App(
+        caplog.set_level(logging.INFO, "perkey")
+        app = perkey.App(
             group=f"g-{level}", kafka={"bootstrap.servers": kafka.bootstrap, **properties}
         )
         handler = (lambda record, tx: None) if "ledger" in options else (lambda record: None)
@@ -77,15 +77,15 @@ def test_where_money_is_at_stake_a_default_is_a_warning(kafka, caplog, options):
 def test_all_that_is_missing_is_one_line_with_the_command(kafka):
     """Topics to read, outputs and dead letters: one error, and the command that makes them."""
     app = app_on(kafka)
-    on_exhausted = weft.DeadLetter("{topic}.dlq")
+    on_exhausted = perkey.DeadLetter("{topic}.dlq")
     app.consume(["orders", "more"], output="out", on_exhausted=on_exhausted)(print)
-    with pytest.raises(weft.ConfigError) as caught:
+    with pytest.raises(perkey.ConfigError) as caught:
         app.run(until="drained")
     message = str(caught.value)
     assert "\n" not in message
     for word in ("'more'", "'out' (output= of print)", "'orders.dlq' (DeadLetter of print)"):
         assert word in message
-    assert "weft topics create more more.dlq orders.dlq out" in message
+    assert "perkey topics create more more.dlq orders.dlq out" in message
     assert "@app.consume" in message
     assert 'on_missing="create"' in message
 
@@ -93,16 +93,16 @@ def test_all_that_is_missing_is_one_line_with_the_command(kafka):
 def test_dead_letter_topics_are_made_where_that_was_asked_for(kafka):
     """`on_missing="create"` makes the dead-letter topic, and no other."""
     app = app_on(kafka)
-    app.consume("orders", on_exhausted=weft.DeadLetter("dead", on_missing="create"))(print)
+    app.consume("orders", on_exhausted=perkey.DeadLetter("dead", on_missing="create"))(print)
     app.run(until="drained")
     assert kafka.records("dead") == []
     wide = app_on(kafka)
-    wide.consume("orders", on_exhausted=weft.DeadLetter("wide", "create", partitions=7))(print)
+    wide.consume("orders", on_exhausted=perkey.DeadLetter("wide", "create", partitions=7))(print)
     wide.run(until="drained")
     assert kafka.broker.partition_counts["wide"] == 7
     other = app_on(kafka)
-    other.consume("none", on_exhausted=weft.DeadLetter("none2", on_missing="create"))(print)
-    with pytest.raises(weft.ConfigError, match="'none' does not exist"):
+    other.consume("none", on_exhausted=perkey.DeadLetter("none2", on_missing="create"))(print)
+    with pytest.raises(perkey.ConfigError, match="'none' does not exist"):
         other.run(until="drained")
 
 
@@ -112,16 +112,16 @@ def test_a_topic_that_only_the_handler_names_is_reported_once(kafka, caplog):
         kafka.produce("orders", "1")
     app = app_on(kafka)
 
-    @app.consume("orders", retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
+    @app.consume("orders", retry=perkey.Retry(attempts=2, delay_s=0), on_exhausted=perkey.Skip())
     def handle(record):
-        return weft.Produce(b"x", topic="nobody.made.it")
+        return perkey.Produce(b"x", topic="nobody.made.it")
 
     report = app.run(until="drained")
     assert report.skipped == 6
     (line,) = told(caplog, "output refused")
     assert line.levelname == "ERROR"
     assert "nobody.made.it" in line.getMessage()
-    assert "weft topics create" in line.getMessage()
+    assert "perkey topics create" in line.getMessage()
 
 
 def test_refusals_are_reported_so_many_times_and_no_more(caplog):
@@ -148,7 +148,7 @@ def test_a_dead_letter_topic_is_made_like_its_source(kafka, monkeypatch):
     monkeypatch.setattr(MemoryAdmin, "create_topic", seen)
     app = app_on(kafka)
     for source, topic in (("orders", "dead"), ("more", "dead"), ("^ord.*x", "{topic}.dlq")):
-        letters = weft.DeadLetter(topic, on_missing="create")
+        letters = perkey.DeadLetter(topic, on_missing="create")
         app.consume(source, on_exhausted=letters)(lambda record: None)
     app.run(until="drained")
     config = {"cleanup.policy": "delete", "retention.ms": "2592000000"}

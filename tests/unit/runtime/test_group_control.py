@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.errors import ConfigError
-from weft.kafka.ports import OutMessage, Word
-from weft.observe.group_orders import ANSWER, SILENT_S, command_key, key_of, kind_of, packed
-from weft.observe.orders import Order
-from weft.observe.why import why
-from weft.runtime.run import group_control
-from weft.runtime.run.group_control import GroupControl
-from weft.runtime.run.preflight import _make_control
-from weft.testing import MemoryKafka
+import perkey
+from perkey.errors import ConfigError
+from perkey.kafka.ports import OutMessage, Word
+from perkey.observe.group_orders import ANSWER, SILENT_S, command_key, key_of, kind_of, packed
+from perkey.observe.orders import Order
+from perkey.observe.why import why
+from perkey.runtime.run import group_control
+from perkey.runtime.run.group_control import GroupControl
+from perkey.runtime.run.preflight import _make_control
+from perkey.testing import MemoryKafka
 
 LIMIT_S = 60.0
 TOPIC = "control"
@@ -39,10 +39,12 @@ class Group:
 
     def start(self) -> Any:
         """A member that follows the topic when this returns."""
-        app = weft.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, control=TOPIC)
+        app = perkey.App(
+            group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, control=TOPIC
+        )
 
         @app.consume("a")
-        def one(record: weft.Record[Any]) -> None:
+        def one(record: perkey.Record[Any]) -> None:
             pass
 
         self.runs.append(app.start())
@@ -210,13 +212,13 @@ def test_a_topic_that_is_denied_is_one_line_at_the_start():
 def test_an_option_that_is_no_topic_is_refused(given):
     """When the app is made."""
     with pytest.raises(ConfigError, match=r"App\(control="):
-        weft.App(group="g", kafka={}, control=given)
+        perkey.App(group="g", kafka={}, control=given)
 
 
 def test_reports_and_control_are_two_topics():
     """Who may report may not command."""
     with pytest.raises(ConfigError, match="two topics"):
-        weft.App(group="g", kafka={}, control="t", reports="t")
+        perkey.App(group="g", kafka={}, control="t", reports="t")
 
 
 def test_the_topic_is_not_copied_for_each_command(monkeypatch):

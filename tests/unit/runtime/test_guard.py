@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-import weft
-from weft import guard
-from weft.errors import ConfigError
-from weft.runtime.calls.processes.executor import ProcessExecutor
-from weft.runtime.member.group_membership import Callbacks
-from weft.runtime.member.topic_ids import TopicIds
-from weft.runtime.run.watching import Watching
+import perkey
+from perkey import guard
+from perkey.errors import ConfigError
+from perkey.runtime.calls.processes.executor import ProcessExecutor
+from perkey.runtime.member.group_membership import Callbacks
+from perkey.runtime.member.topic_ids import TopicIds
+from perkey.runtime.run.watching import Watching
 
 pytestmark = pytest.mark.threads_may_die
 WAIT_S = 60.0
@@ -26,16 +26,16 @@ def test_a_death_is_reported_with_its_cause(error: BaseException) -> None:
     def body() -> None:
         raise error
 
-    thread = guard.thread("weft-x", body, lambda *death: told.append(death))
+    thread = guard.thread("perkey-x", body, lambda *death: told.append(death))
     thread.start()
     thread.join(WAIT_S)
-    assert told == [("weft-x", error)]
+    assert told == [("perkey-x", error)]
 
 
 def test_a_thread_that_returns_reports_nothing() -> None:
     """It has ended, not died; it gets its arguments."""
     told, seen = [], []
-    thread = guard.thread("weft-x", seen.append, lambda *death: told.append(death), 7)
+    thread = guard.thread("perkey-x", seen.append, lambda *death: told.append(death), 7)
     thread.start()
     thread.join(WAIT_S)
     assert (seen, told) == ([7], [])
@@ -44,7 +44,7 @@ def test_a_thread_that_returns_reports_nothing() -> None:
 def run_of(memory_broker, handler=None, **consume):
     memory_broker.create_topic("t")
     memory_broker.produce("t", b"1")
-    app = weft.App(
+    app = perkey.App(
         group="g", kafka={"bootstrap.servers": memory_broker.bootstrap}, drain_timeout_s=0.5
     )
     app.consume("t", **consume)(handler or (lambda record: None))
@@ -78,7 +78,7 @@ def test_a_look_that_fails_is_logged_once_and_the_next_one_runs(
         assert looks.acquire(timeout=WAIT_S)
     run.stop()
     assert run.wait(WAIT_S).exit_code == 0
-    lines = [one for one in caplog.records if "weft-watch continues" in one.getMessage()]
+    lines = [one for one in caplog.records if "perkey-watch continues" in one.getMessage()]
     assert len(lines) == 1
 
 
@@ -93,7 +93,7 @@ def test_a_broken_end_is_an_end(memory_broker, monkeypatch) -> None:
     run.stop()
     report = run.wait(WAIT_S)
     assert report.exit_code == 1
-    assert "weft-watch died: ValueError: cannot close" in report.reason
+    assert "perkey-watch died: ValueError: cannot close" in report.reason
 
 
 def test_a_callback_that_ends_its_thread_ends_the_run(memory_broker) -> None:
@@ -102,14 +102,14 @@ def test_a_callback_that_ends_its_thread_ends_the_run(memory_broker) -> None:
     run.member.callbacks.call(end_the_thread)
     report = run.wait(WAIT_S)
     assert report.exit_code == 1
-    assert "weft-callbacks died: KeyboardInterrupt" in report.reason
+    assert "perkey-callbacks died: KeyboardInterrupt" in report.reason
 
 
 def end_the_thread() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", ["weft-background", "weft-callbacks"])
+@pytest.mark.parametrize("name", ["perkey-background", "perkey-callbacks"])
 def test_only_what_escapes_ends_it(memory_broker, name: str) -> None:
     """An error of one callback or of one piece of background work is logged, and it goes on."""
     run, done = run_of(memory_broker), threading.Event()
@@ -118,8 +118,8 @@ def test_only_what_escapes_ends_it(memory_broker, name: str) -> None:
         raise ValueError("this one")
 
     queue = {
-        "weft-background": run.member.membership.background,
-        "weft-callbacks": run.member.callbacks.call,
+        "perkey-background": run.member.membership.background,
+        "perkey-callbacks": run.member.callbacks.call,
     }
     queue[name](bad)
     queue[name](done.set)
@@ -137,7 +137,7 @@ def test_a_dispatcher_that_dies_ends_the_run(memory_broker, monkeypatch) -> None
     monkeypatch.setattr(ProcessExecutor, "_dispatch", die)
     report = run_of(memory_broker, handle, executor="processes", concurrency=1).wait(WAIT_S)
     assert report.exit_code == 1
-    assert "weft-dispatch died: ValueError: no more" in report.reason
+    assert "perkey-dispatch died: ValueError: no more" in report.reason
 
 
 def handle(record) -> None:
@@ -149,17 +149,17 @@ def test_callbacks_alone_log_a_death(caplog) -> None:
     callbacks = Callbacks()
     callbacks.call(end_the_thread)
     callbacks.close(WAIT_S)
-    assert "thread weft-callbacks died" in caplog.text
+    assert "thread perkey-callbacks died" in caplog.text
 
 
 def test_a_turn_that_fails_is_logged_once_of_a_kind(caplog: pytest.LogCaptureFixture) -> None:
     """And the loop continues; another kind of error is another line."""
-    turns = guard.Turns("weft-x")
+    turns = guard.Turns("perkey-x")
     for number in range(6):
         with turns.turn():
             if number % 2:
                 raise ValueError(number)
             int("no number")
-    lines = [one for one in caplog.records if "weft-x continues" in one.getMessage()]
+    lines = [one for one in caplog.records if "perkey-x continues" in one.getMessage()]
     assert len(lines) == 2
     assert all(one.exc_info for one in lines)

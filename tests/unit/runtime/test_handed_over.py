@@ -13,23 +13,23 @@ import pytest
 from tests.support.bench import BENCHES, Bench
 from tests.support.waiting import wait_for
 
-import weft
-from weft import guard
-from weft.core import states
-from weft.core.effects import Finished
-from weft.core.engine import Engine
-from weft.core.events import HandlerSpec
-from weft.core.work import Work
-from weft.runtime.calls.batch_calls import BatchTasks
-from weft.runtime.calls.threads import ThreadExecutor
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.group_membership import Callbacks
-from weft.runtime.member.rebalance import FIND_AGAIN_S, Rebalance
-from weft.runtime.run.drain import Drain
-from weft.runtime.run.outside import Outside
-from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
-from weft.testing import MemoryKafka
-from weft.types import Record
+import perkey
+from perkey import guard
+from perkey.core import states
+from perkey.core.effects import Finished
+from perkey.core.engine import Engine
+from perkey.core.events import HandlerSpec
+from perkey.core.work import Work
+from perkey.runtime.calls.batch_calls import BatchTasks
+from perkey.runtime.calls.threads import ThreadExecutor
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.member.group_membership import Callbacks
+from perkey.runtime.member.rebalance import FIND_AGAIN_S, Rebalance
+from perkey.runtime.run.drain import Drain
+from perkey.runtime.run.outside import Outside
+from perkey.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
+from perkey.testing import MemoryKafka
+from perkey.types import Record
 
 LIMIT_S = 60.0
 #: a thread that is to wait has had its chance after so long; one that need not is joined at once
@@ -237,9 +237,9 @@ def test_calls_of_a_revoked_partition_are_forgotten() -> None:
     with MemoryKafka() as kafka:
         kafka.create_topic("orders", 1)
         kafka.produce("orders", b"1", key=b"k")
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 
-        @app.consume("orders", retry=weft.Retry(attempts=2, delay_s=600))
+        @app.consume("orders", retry=perkey.Retry(attempts=2, delay_s=600))
         def fails(record: Record) -> None:
             raise RuntimeError
 
@@ -291,15 +291,15 @@ def test_what_a_batch_acknowledged_last_is_reported_while_it_waits(kind: str) ->
     """No later acknowledgement takes it along: the polling thread does."""
     gate, ended = threading.Event(), list[int]()
 
-    def acknowledge(batch: weft.RecordBatch) -> None:
+    def acknowledge(batch: perkey.RecordBatch) -> None:
         batch.ack(batch[0])
 
-    def waits(batch: weft.RecordBatch) -> None:
+    def waits(batch: perkey.RecordBatch) -> None:
         acknowledge(batch)
         gate.wait(LIMIT_S)
         ended.append(1)
 
-    async def awaits(batch: weft.RecordBatch) -> None:
+    async def awaits(batch: perkey.RecordBatch) -> None:
         acknowledge(batch)
         await asyncio.to_thread(gate.wait, LIMIT_S)
         ended.append(1)
@@ -308,8 +308,8 @@ def test_what_a_batch_acknowledged_last_is_reported_while_it_waits(kind: str) ->
         kafka.create_topic("orders", 1)
         for number in range(2):
             kafka.produce("orders", b"%d" % number, key=b"%d" % number)
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
-        explicit = weft.Batch(max_records=2, ack="explicit")
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        explicit = perkey.Batch(max_records=2, ack="explicit")
         app.consume("orders", batch=explicit)(waits if kind == "threads" else awaits)
         run: Any = app.start()
         try:
@@ -325,7 +325,9 @@ def test_a_batch_for_a_loop_that_is_closed_breaks_nothing() -> None:
     """The door passes it on as the run ends."""
     loop = asyncio.new_event_loop()
     loop.close()
-    bench = Bench(lambda plan, door: BatchTasks(plan, door, loop), batch=weft.Batch(max_records=2))
+    bench = Bench(
+        lambda plan, door: BatchTasks(plan, door, loop), batch=perkey.Batch(max_records=2)
+    )
     bench.executor.start_batch([work_of()])
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
-from weft.core.events import HandlerSpec
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.histogram import AGES_MAX, CALL_S, FRESH_MAX, Histogram, Latency
-from weft.types import Record
+from perkey.core.events import HandlerSpec
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.histogram import AGES_MAX, CALL_S, FRESH_MAX, Histogram, Latency
+from perkey.types import Record
 
 RECORD = Record("t", 0, 0, 1, b"k", b"v", ())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.runtime.member.transactor import transactional_id
+from perkey.runtime.member.transactor import transactional_id
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def members(home: Path) -> Path:
-    return home / "state" / "weft" / "members"
+    return home / "state" / "perkey" / "members"
 
 
 def test_a_successor_gets_the_id_and_a_neighbour_another(home: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_successor_gets_the_id_and_a_neighbour_another(home: Path) -> None:
 def test_a_killed_holder_gives_its_slot_back(home: Path) -> None:
     """However the process ended."""
     program = (
-        "import os; from weft.runtime.member.transactor import transactional_id as t;"
+        "import os; from perkey.runtime.member.transactor import transactional_id as t;"
         "print(t('g', None)[0], flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run(

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pydantic
 import pytest
 
-import weft
-from weft.core.events import HandlerSpec
-from weft.decoding import Undecodable, decoding_of
-from weft.runtime.calls import invoke
-from weft.runtime.calls.invoke import error_info
-from weft.types import Record
+import perkey
+from perkey.core.events import HandlerSpec
+from perkey.decoding import Undecodable, decoding_of
+from perkey.runtime.calls import invoke
+from perkey.runtime.calls.invoke import error_info
+from perkey.types import Record
 
 RECORD = Record("t", 0, 7, 0, b"k", b"v")
 
@@ -22,7 +22,7 @@ class Work:
     """What the functions need of the core's."""
 
     record = RECORD
-    retry = weft.Retry()
+    retry = perkey.Retry()
     attempts = 0
     attempts_spent = 0
     partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h")))
@@ -32,7 +32,7 @@ def test_an_error_that_the_hold_names_is_reported_as_that():
     """A subclass too; no other error is."""
     work = Work()
     work.partition = SimpleNamespace(
-        handler=SimpleNamespace(spec=HandlerSpec("h", hold=weft.Hold(on=OSError)))
+        handler=SimpleNamespace(spec=HandlerSpec("h", hold=perkey.Hold(on=OSError)))
     )
     assert invoke.failed(work, ConnectionError()).away
     assert not invoke.failed(work, ValueError()).away
@@ -53,8 +53,8 @@ def messages(returned, output="out"):
         (False, [("out", b"k", b"false")]),
         ([], []),
         ((), []),
-        (weft.Produce(None, key=None, topic="u"), [("u", None, None)]),
-        ([weft.Produce(b"1"), weft.Produce(b"2", topic="u")],
+        (perkey.Produce(None, key=None, topic="u"), [("u", None, None)]),
+        ([perkey.Produce(b"1"), perkey.Produce(b"2", topic="u")],
          [("out", b"k", b"1"), ("u", b"k", b"2")]),
     ],
 )  # fmt: skip
@@ -67,26 +67,26 @@ def test_what_is_returned_becomes_messages(returned, expected):
     ("returned", "output", "fix"),
     [
         (b"x", None, "give @app.consume"),
-        ([weft.Produce(b"1"), b"2"], None, "several, with bytes"),
-        ([{"a": 1}], "out", r"weft.Produce\(\[...\]\)"),
+        ([perkey.Produce(b"1"), b"2"], None, "several, with bytes"),
+        ([{"a": 1}], "out", r"perkey.Produce\(\[...\]\)"),
         ((n for n in [1]), "out", "yielded int"),
-        (weft.Produce(b"1"), None, "give topic="),
+        (perkey.Produce(b"1"), None, "give topic="),
         (object(), "out", "what JSON can hold"),
         (float("nan"), "out", "what JSON can hold"),
-        (weft.Produce(b"x", topic="a b"), None, "cannot be a topic"),
-        (weft.Produce(b"x", topic="x" * 250), None, "cannot be a topic"),
-        (weft.Produce(b"x", topic=b"u"), None, "cannot be a topic"),
-        (weft.Produce(b"x", partition=-1), "out", "a whole number from 0"),
-        (weft.Produce(b"x", partition="1"), "out", "a whole number from 0"),
-        (weft.Produce(b"x", partition=True), "out", "a whole number from 0"),
-        (weft.Produce(b"x", partition=2**31), "out", "a whole number from 0"),
-        (weft.Produce("\ud800"), "out", "UTF-8 cannot encode"),
-        (weft.Produce(b"x", key="\ud800"), "out", "UTF-8 cannot encode"),
-        (weft.Produce(b"x", headers=[(1, b"x")]), "out", "cannot be a header's name"),
-        (weft.Produce(b"x", headers=[("a\0", b"x")]), "out", "cannot be a header's name"),
-        (weft.Produce(b"x", headers=[("\ud800", b"x")]), "out", "UTF-8 cannot encode"),
-        (weft.Produce(b"x", headers=7), "out", "pairs"),
-        (weft.Produce(b"x", headers=[("a", 1)]), "out", "bytes, str or None"),
+        (perkey.Produce(b"x", topic="a b"), None, "cannot be a topic"),
+        (perkey.Produce(b"x", topic="x" * 250), None, "cannot be a topic"),
+        (perkey.Produce(b"x", topic=b"u"), None, "cannot be a topic"),
+        (perkey.Produce(b"x", partition=-1), "out", "a whole number from 0"),
+        (perkey.Produce(b"x", partition="1"), "out", "a whole number from 0"),
+        (perkey.Produce(b"x", partition=True), "out", "a whole number from 0"),
+        (perkey.Produce(b"x", partition=2**31), "out", "a whole number from 0"),
+        (perkey.Produce("\ud800"), "out", "UTF-8 cannot encode"),
+        (perkey.Produce(b"x", key="\ud800"), "out", "UTF-8 cannot encode"),
+        (perkey.Produce(b"x", headers=[(1, b"x")]), "out", "cannot be a header's name"),
+        (perkey.Produce(b"x", headers=[("a\0", b"x")]), "out", "cannot be a header's name"),
+        (perkey.Produce(b"x", headers=[("\ud800", b"x")]), "out", "UTF-8 cannot encode"),
+        (perkey.Produce(b"x", headers=7), "out", "pairs"),
+        (perkey.Produce(b"x", headers=[("a", 1)]), "out", "bytes, str or None"),
     ],
 )
 def test_what_cannot_be_sent_names_the_fix(returned, output, fix):
@@ -109,7 +109,7 @@ def test_a_plain_handler_that_returns_a_coroutine_is_reported_so():
 def test_outputs_of_one_record_have_a_limit(monkeypatch, count, good):
     """A generator without end fails its record instead of filling the memory."""
     monkeypatch.setattr(invoke, "OUTPUTS_MAX", 5)
-    made = (weft.Produce(b"x") for _ in range(count))
+    made = (perkey.Produce(b"x") for _ in range(count))
     if good:
         assert len(messages(made)) == count
     else:
@@ -141,15 +141,15 @@ def test_a_policy_whose_callable_fails_loses_no_record():
 
     work = Work()
     for delay in (broken, lambda *_: "soon", lambda *_: float("nan")):
-        work.retry = weft.Retry(delay_s=delay)
+        work.retry = perkey.Retry(delay_s=delay)
         assert invoke.failed(work, ValueError()).delay_s is None
-    work.retry = weft.Retry(delay_s=lambda attempt, _: attempt)
+    work.retry = perkey.Retry(delay_s=lambda attempt, _: attempt)
     assert invoke.failed(work, ValueError()).delay_s == 1.0
 
 
 @pytest.mark.parametrize(
     ("attempts", "free", "batch", "delay_s"),
-    [(1, 0, None, 5.0), (2, 0, None, None), (7, 6, None, 5.0), (2, 0, weft.Batch(), 30.0)],
+    [(1, 0, None, 5.0), (2, 0, None, None), (7, 6, None, 5.0), (2, 0, perkey.Batch(), 30.0)],
 )
 def test_no_delay_is_asked_for_after_the_last_attempt(caplog, attempts, free, batch, delay_s):
     """A function with one delay per retry has none for it: an error was logged, for no wait.
@@ -158,7 +158,7 @@ def test_no_delay_is_asked_for_after_the_last_attempt(caplog, attempts, free, ba
     """
     delays = {2: 5.0, 3: 30.0, 8: 5.0}
     work = Work()
-    work.retry = weft.Retry(attempts=3, delay_s=lambda attempt, error: delays[attempt])
+    work.retry = perkey.Retry(attempts=3, delay_s=lambda attempt, error: delays[attempt])
     work.attempts, work.attempts_spent = attempts, attempts - free
     work.partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h", batch=batch)))
     assert invoke.failed(work, ValueError()).delay_s == delay_s
@@ -207,7 +207,7 @@ def test_what_a_generator_returns_is_not_lost():
     """It yields its outputs; a value that it returns besides went nowhere, in silence."""
 
     def handler():
-        yield weft.Produce(b"1")
+        yield perkey.Produce(b"1")
         return 7
 
     with pytest.raises(invoke.BadReturn, match="yields and returns int"):
@@ -216,10 +216,10 @@ def test_what_a_generator_returns_is_not_lost():
 
 def test_a_delay_that_cannot_be_had_is_logged_once(caplog):
     """The record waits for a second, as ever; in silence nobody would find out why."""
-    retry = weft.Retry(delay_s=lambda attempt, error: 1 / 0)
+    retry = perkey.Retry(delay_s=lambda attempt, error: 1 / 0)
     for _ in range(3):
         assert invoke.asked_delay(1, ValueError("x"), retry) is None
-    nan = weft.Retry(delay_s=lambda attempt, error: float("nan"))
+    nan = perkey.Retry(delay_s=lambda attempt, error: float("nan"))
     assert invoke.asked_delay(1, ValueError("x"), nan) is None
     told = [line.getMessage() for line in caplog.records]
     assert len(told) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.member.rebalance import names
+from perkey.runtime.member.rebalance import names
 
 
 @pytest.mark.parametrize(

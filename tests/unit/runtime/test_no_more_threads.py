@@ -6,17 +6,17 @@ import threading
 import time
 from typing import Any
 
-import weft
-from weft.runtime.calls import threads
-from weft.testing import run
+import perkey
+from perkey.runtime.calls import threads
+from perkey.testing import run
 
 
 def test_fewer_threads_do_the_work(monkeypatch, caplog):
     """A second thread does not start: every record is handled, and it is said once."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x:1"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x:1"})
 
     @app.consume("t", concurrency=8)
-    def handler(record: weft.Record) -> None:
+    def handler(record: perkey.Record) -> None:
         time.sleep(0.002)  # its work: others wait meanwhile
 
     real, asked = threads.guard.thread, []
@@ -26,7 +26,7 @@ def test_fewer_threads_do_the_work(monkeypatch, caplog):
 
     def thread(name: str, *arguments: Any) -> threading.Thread:
         made = real(name, *arguments)
-        if name.startswith("weft-handler"):
+        if name.startswith("perkey-handler"):
             asked.append(name)
             if len(asked) > 1:
                 monkeypatch.setattr(made, "start", refused)

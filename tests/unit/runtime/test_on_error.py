@@ -9,33 +9,37 @@ import threading
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.errors import RemoteError
-from weft.runtime.member import run_log
-from weft.testing import run
+import perkey
+from perkey.errors import RemoteError
+from perkey.runtime.member import run_log
+from perkey.testing import run
 
-AT_ONCE = weft.Retry(attempts=2, delay_s=0)
+AT_ONCE = perkey.Retry(attempts=2, delay_s=0)
 
 
 class NoSuchCustomer(Exception):
     """What the handlers raise."""
 
 
-def raising(record: weft.Record) -> None:
+def raising(record: perkey.Record) -> None:
     """A handler that another process can import."""
     raise NoSuchCustomer("17")
 
 
-def app_with(on_error, **options) -> weft.App:
+def app_with(on_error, **options) -> perkey.App:
     """An app whose handler raises."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=on_error)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=on_error)
     app.consume("orders", **{"retry": AT_ONCE, **options})(raising)
     return app
 
 
 @pytest.mark.parametrize(
     ("policy", "outcome"),
-    [(weft.Park(), "parked"), (weft.DeadLetter("dead"), "dead_lettered"), (weft.Skip(), "skipped")],
+    [
+        (perkey.Park(), "parked"),
+        (perkey.DeadLetter("dead"), "dead_lettered"),
+        (perkey.Skip(), "skipped"),
+    ],
 )
 def test_each_failure_is_a_call(policy, outcome):
     """Every failed attempt and the end, with the exception itself, on the callbacks' thread."""
@@ -46,9 +50,9 @@ def test_each_failure_is_a_call(policy, outcome):
 
     run(app_with(failed, on_exhausted=policy), [(b"k", b"v")])
     assert [call[2:] for call in calls] == [
-        (1, "failed", "weft-callbacks"),
-        (2, "failed", "weft-callbacks"),
-        (2, outcome, "weft-callbacks"),
+        (1, "failed", "perkey-callbacks"),
+        (2, "failed", "perkey-callbacks"),
+        (2, outcome, "perkey-callbacks"),
     ]
     assert {(call[0].topic, call[0].offset, call[0].value) for call in calls} == {
         ("orders", 0, b"v")
@@ -96,11 +100,11 @@ def test_a_slow_callback_leaves_calls_out_and_reports_it(caplog, monkeypatch):
         wait_for(lambda: "on_error is too slow" in caplog.text)
         calls.append(arguments)
 
-    app = app_with(failed, on_exhausted=weft.Skip())
+    app = app_with(failed, on_exhausted=perkey.Skip())
     run(app, [(b"%d" % n, b"v") for n in range(50)])
     assert 2 <= len(calls) < 150
     (line,) = [one for one in caplog.records if "on_error is too slow" in one.getMessage()]
-    assert line.weft["left_out_so_far"] >= 1
+    assert line.perkey["left_out_so_far"] >= 1
 
 
 class Sentry(logging.Handler):
@@ -120,7 +124,7 @@ def test_sentry_sees_what_was_given_up():
     sentry = Sentry()
     logging.getLogger().addHandler(sentry)
     try:
-        run(app_with(None, on_exhausted=weft.Skip()), [(b"%d" % n, b"v") for n in range(20)])
+        run(app_with(None, on_exhausted=perkey.Skip()), [(b"%d" % n, b"v") for n in range(20)])
     finally:
         logging.getLogger().removeHandler(sentry)
     (event,) = sentry.events
@@ -137,7 +141,7 @@ def test_sentry_sees_what_was_given_up():
 
 def test_exceptions_are_not_kept():
     """They hold their frames: of 500 records that failed no more than the limit remain."""
-    app = app_with(None, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Park())
+    app = app_with(None, retry=perkey.Retry(attempts=2, delay_s=0), on_exhausted=perkey.Park())
     run(app, [(b"%d" % n, b"v") for n in range(500)])
     gc.collect()
     left = [one for one in gc.get_objects() if isinstance(one, NoSuchCustomer)]
@@ -146,7 +150,9 @@ def test_exceptions_are_not_kept():
 
 def test_a_function_that_cannot_be_called_so_is_refused():
     """Where the app is made, with what it is called with."""
-    with pytest.raises(weft.ConfigError, match=r"def on_error\(record, error, attempt, outcome\)"):
-        weft.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=lambda error: None)
-    with pytest.raises(weft.ConfigError, match="on_error=5"):
-        weft.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=5)
+    with pytest.raises(
+        perkey.ConfigError, match=r"def on_error\(record, error, attempt, outcome\)"
+    ):
+        perkey.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=lambda error: None)
+    with pytest.raises(perkey.ConfigError, match="on_error=5"):
+        perkey.App(group="g", kafka={"bootstrap.servers": "x"}, on_error=5)

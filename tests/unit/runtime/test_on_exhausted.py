@@ -8,40 +8,40 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.errors import RemoteError
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.errors import RemoteError
+from perkey.testing import MemoryKafka, run
 
-TWICE = weft.Retry(attempts=2, delay_s=0)
+TWICE = perkey.Retry(attempts=2, delay_s=0)
 
 
 class NoSuchCustomer(Exception):
     """What the handlers raise."""
 
 
-def raising(record: weft.Record) -> None:
+def raising(record: perkey.Record) -> None:
     """A handler that another process can import."""
     raise NoSuchCustomer("17")
 
 
-async def raising_later(record: weft.Record) -> None:
+async def raising_later(record: perkey.Record) -> None:
     """The same on a loop."""
     raise NoSuchCustomer("17")
 
 
-def raising_together(batch: weft.RecordBatch) -> None:
+def raising_together(batch: perkey.RecordBatch) -> None:
     """The same for a batch."""
     raise NoSuchCustomer("17")
 
 
-def app_with(decide: Any, handler: Any = raising, **options: Any) -> weft.App:
+def app_with(decide: Any, handler: Any = raising, **options: Any) -> perkey.App:
     """An app whose handler raises, and this decides."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "x"})
     app.consume("orders", **{"retry": TWICE, "on_exhausted": decide, **options})(handler)
     return app
 
 
-def outcomes(app: weft.App, *keys: bytes, **options: Any) -> dict[bytes | None, str]:
+def outcomes(app: perkey.App, *keys: bytes, **options: Any) -> dict[bytes | None, str]:
     """What became of one record of each key."""
     results = run(app, [(key, b"v") for key in keys or (b"k",)], **options)
     return {one.record.key: one.outcome for one in results}
@@ -53,7 +53,7 @@ def outcomes(app: weft.App, *keys: bytes, **options: Any) -> dict[bytes | None, 
         (raising, {}),
         (raising_later, {}),
         (raising, {"executor": "processes", "concurrency": 1}),
-        (raising_together, {"batch": weft.Batch(10, 0.01)}),
+        (raising_together, {"batch": perkey.Batch(10, 0.01)}),
         (raising, {"delivery": "exactly_once"}),
     ],
     ids=["threads", "async", "processes", "batch", "exactly once"],
@@ -65,8 +65,8 @@ def test_it_decides_each_record_once(handler, options):
     def decide(record, error):
         asked.append((record, error, threading.current_thread().name))
         if record.key == b"skip":
-            return weft.Skip()
-        return weft.DeadLetter("dead") if record.key == b"dead" else weft.Park()
+            return perkey.Skip()
+        return perkey.DeadLetter("dead") if record.key == b"dead" else perkey.Park()
 
     kafka = MemoryKafka(auto_create=True)
     with kafka:
@@ -76,7 +76,7 @@ def test_it_decides_each_record_once(handler, options):
     assert sorted(record.key for record, _, _ in asked) == [b"dead", b"p", b"skip"]
     assert [(one.key, one.value) for one in letters] == [(b"dead", b"v")]
     for record, error, thread in asked:
-        assert (record.topic, record.value, thread) == ("orders", b"v", "weft-callbacks")
+        assert (record.topic, record.value, thread) == ("orders", b"v", "perkey-callbacks")
         kind = RemoteError if options.get("executor") == "processes" else NoSuchCustomer
         assert isinstance(error, kind)
         assert "17" in str(error)
@@ -85,18 +85,18 @@ def test_it_decides_each_record_once(handler, options):
 BROKEN = {
     "raises": (lambda record, error: 1 / 0, "on_exhausted raised ZeroDivisionError"),
     "exits": (lambda record, error: sys.exit(3), "on_exhausted raised SystemExit"),
-    "a word": (lambda record, error: "park", "returned 'park': return weft.Park()"),
-    "a class": (lambda record, error: weft.Skip, "weft.policies.Skip'>: return weft.Park()"),
-    "nothing": (lambda record, error: None, "returned None: return weft.Park()"),
+    "a word": (lambda record, error: "park", "returned 'park': return perkey.Park()"),
+    "a class": (lambda record, error: perkey.Skip, "perkey.policies.Skip'>: return perkey.Park()"),
+    "nothing": (lambda record, error: None, "returned None: return perkey.Park()"),
     "a coroutine": (lambda record, error: raising_later(record), "a coroutine: make it a plain"),
-    "its own topic": (lambda record, error: weft.DeadLetter("orders"), "the topic it reads"),
-    "a missing topic": (lambda record, error: weft.DeadLetter("none"), "UNKNOWN_TOPIC"),
+    "its own topic": (lambda record, error: perkey.DeadLetter("orders"), "the topic it reads"),
+    "a missing topic": (lambda record, error: perkey.DeadLetter("none"), "UNKNOWN_TOPIC"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_outcome_parks_the_record(name, caplog):
-    """The reason is the record's error: in the log, the result, `weft why` and the counts."""
+    """The reason is the record's error: in the log, the result, `perkey why` and the counts."""
     decide, reason = BROKEN[name]
     app = app_with(decide)
     kafka = MemoryKafka(auto_create=False)
@@ -109,7 +109,7 @@ def test_what_is_no_outcome_parks_the_record(name, caplog):
     assert name == "a missing topic" or "NoSuchCustomer: 17" in result.error.line
     lines = [one for one in caplog.records if one.getMessage().startswith("record parked")]
     assert len(lines) == 1
-    assert reason in lines[0].weft["error"]
+    assert reason in lines[0].perkey["error"]
 
 
 def test_retry_goes_on_from_the_first_attempt_by_that_policy():
@@ -125,8 +125,8 @@ def test_retry_goes_on_from_the_first_attempt_by_that_policy():
     def decide(record, error):
         asked.append(type(error).__name__)
         if len(asked) > 1:
-            return weft.Skip()
-        return weft.Retry(attempts=7, delay_s=lambda attempt, error: 0.0, final=(KeyError,))
+            return perkey.Skip()
+        return perkey.Retry(attempts=7, delay_s=lambda attempt, error: 0.0, final=(KeyError,))
 
     assert outcomes(app_with(decide, handler)) == {b"k": "skipped"}
     assert [n for _, n in attempts] == [1, 2, 1, 2, 3, 4]
@@ -140,7 +140,7 @@ def test_retry_is_returned_three_times_at_most(times):
 
     def decide(record, error):
         asked.append(record)
-        return weft.Retry(attempts=1, delay_s=0) if len(asked) <= times else weft.Skip()
+        return perkey.Retry(attempts=1, delay_s=0) if len(asked) <= times else perkey.Skip()
 
     (result,) = run(app_with(decide), [(b"k", b"v")])
     if times <= 3:
@@ -156,7 +156,7 @@ def test_retry_counts_in_worker_processes_too():
 
     def decide(record, error):
         asked.append(error.type)
-        return weft.Skip() if len(asked) > 1 else weft.Retry(9, 0.0, final=(NoSuchCustomer,))
+        return perkey.Skip() if len(asked) > 1 else perkey.Retry(9, 0.0, final=(NoSuchCustomer,))
 
     app = app_with(decide, executor="processes", concurrency=1)
     (result,) = run(app, [(b"k", b"v")])
@@ -166,7 +166,7 @@ def test_retry_counts_in_worker_processes_too():
 
 def test_stop_ends_the_run_and_is_no_broken_one():
     """As with the policy itself: the record stays not done."""
-    (result,) = run(app_with(lambda record, error: weft.Stop()), [(b"k", b"v")])
+    (result,) = run(app_with(lambda record, error: perkey.Stop()), [(b"k", b"v")])
     assert result.outcome == "failed"
 
 
@@ -184,7 +184,7 @@ def test_order_is_kept_while_it_decides():
     def decide(record, error):
         assert let_go.wait(60)
         order.append("decided")
-        return weft.Skip()
+        return perkey.Skip()
 
     run(app_with(decide, handler), [(b"k", b"bad"), (b"k", b"next"), (b"other", b"o")])
     assert [one for one in order if one != b"o"] == [b"bad", b"bad", "decided", b"next"]
@@ -201,23 +201,23 @@ async def decides_later(record, error):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"on_exhausted": "park"}, "on_exhausted='park': give weft.Park()"),
-        ({"on_exhausted": weft.Park}, "give weft.Park()"),
+        ({"on_exhausted": "park"}, "on_exhausted='park': give perkey.Park()"),
+        ({"on_exhausted": perkey.Park}, "give perkey.Park()"),
         ({"on_exhausted": takes_one}, r"called with 2 arguments: def decide\(record, error\)"),
         ({"on_exhausted": decides_later}, "an async function: make it a plain `def`"),
         (
             {
-                "on_exhausted": lambda r, e: weft.Skip(),
+                "on_exhausted": lambda r, e: perkey.Skip(),
                 "delivery": "at_most_once",
-                "retry": weft.Retry(1),
+                "retry": perkey.Retry(1),
             },
-            "neither parks nor retries: give weft.Skip",
+            "neither parks nor retries: give perkey.Skip",
         ),
     ],
     ids=["a word", "a class", "one argument", "async", "at most once"],
 )
 def test_what_cannot_decide_is_refused_when_the_app_is_made(options, line):
     """One line, with the cure."""
-    with pytest.raises(weft.ConfigError, match=line) as caught:
+    with pytest.raises(perkey.ConfigError, match=line) as caught:
         app_with(options.pop("on_exhausted"), **options)
     assert "\n" not in str(caught.value)

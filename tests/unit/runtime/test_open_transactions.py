@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from weft.core import states
-from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.run.run_snapshot import behind_transactions
-from weft.runtime.run.watching import STABLE_QUERY_EVERY_S, UNMOVED_S, OpenTransactions
+from perkey.core import states
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.runtime.run.run_snapshot import behind_transactions
+from perkey.runtime.run.watching import STABLE_QUERY_EVERY_S, UNMOVED_S, OpenTransactions
 
 WHERE = ("orders", 3)
 
@@ -87,7 +87,7 @@ def test_it_is_logged_once():
         looking.look(float(now))
     (line,) = member.lines
     assert (line["level"], line["topic"], line["partition"]) == ("warning", "orders", 3)
-    assert (line["stable_end"], line["next"]) == (12, "weft why orders:3")
+    assert (line["stable_end"], line["next"]) == (12, "perkey why orders:3")
     elsewhere = Member(13, 40)  # it is behind something else
     assert elsewhere.watched(*range(100, 300)).lines == []
 

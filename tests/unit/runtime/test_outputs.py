@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.core import states
-from weft.core.events import HandlerSpec
-from weft.core.work import Work
-from weft.kafka.ports import Delivery, OutMessage
-from weft.runtime.member import outputs as module
-from weft.runtime.member.outputs import Outputs
-from weft.runtime.shared import SharedOutputs
-from weft.types import ErrorInfo, Record, Sent
+from perkey.core import states
+from perkey.core.events import HandlerSpec
+from perkey.core.work import Work
+from perkey.kafka.ports import Delivery, OutMessage
+from perkey.runtime.member import outputs as module
+from perkey.runtime.member.outputs import Outputs
+from perkey.runtime.shared import SharedOutputs
+from perkey.types import ErrorInfo, Record, Sent
 
 TIMED_OUT = Delivery(None, ErrorInfo("_MSG_TIMED_OUT", "no answer"), True)
 REFUSED = Delivery(None, ErrorInfo("MSG_SIZE_TOO_LARGE", "too large"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.runtime.run import outside
-from weft.runtime.run.outside import Outside, RunSource
-from weft.testing import run
+import perkey
+from perkey.runtime.run import outside
+from perkey.runtime.run.outside import Outside, RunSource
+from perkey.testing import run
 
 NOW = 10_000.0
 
@@ -149,7 +149,7 @@ def test_measures_leave_the_worst_records_out():
 
 def test_records_of_a_key_that_wait_behind_one_that_runs():
     """Each is found with the record that it waits for, where that is called, and its stack."""
-    app, seen = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"}), []
+    app, seen = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"}), []
 
     @app.consume("t", concurrency=2)
     def handler(record):

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.runtime.member.member import Member
-from weft.runtime.run.run import Run
-from weft.testing import MemoryKafka
+import perkey
+from perkey.runtime.member.member import Member
+from perkey.runtime.run.run import Run
+from perkey.testing import MemoryKafka
 
 
 @pytest.fixture
-def app(memory_broker: MemoryKafka) -> weft.App:
+def app(memory_broker: MemoryKafka) -> perkey.App:
     """One that handles the topic t."""
     memory_broker.create_topic("t")
-    app = weft.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
     app.consume("t")(print)
     return app
 
@@ -34,7 +34,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[set[str | None]]:
     return found
 
 
-def ran(app: weft.App) -> None:
+def ran(app: perkey.App) -> None:
     """Start it and end it."""
     run = app.start()
     run.stop()

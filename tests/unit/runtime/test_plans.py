@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from weft.options import HandlerOptions
-from weft.policies import Budget, Commit
-from weft.runtime.run.handler_plans import plan_of
+from perkey.options import HandlerOptions
+from perkey.policies import Budget, Commit
+from perkey.runtime.run.handler_plans import plan_of
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.support.bench import Bench
 
-import weft
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.partition import Partition
-from weft.core.work import Work
-from weft.runtime.calls import prefetch
-from weft.runtime.calls.prefetch import Prefetcher
-from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan
+import perkey
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.partition import Partition
+from perkey.core.work import Work
+from perkey.runtime.calls import prefetch
+from perkey.runtime.calls.prefetch import Prefetcher
+from perkey.runtime.door import Door
+from perkey.runtime.handling import Executor, HandlerPlan
 
 
 class Inner(Executor):
@@ -114,7 +114,7 @@ def test_what_waits_to_be_loaded_is_given_back(all_of_them: bool) -> None:
 
 def test_a_batch_that_waits_to_be_loaded_is_given_back_whole() -> None:
     """Its slot is free again, and its records start a batch again, as their first attempt."""
-    loading = Loading(concurrency=1, batch=weft.Batch(max_records=3, linger_s=0))
+    loading = Loading(concurrency=1, batch=perkey.Batch(max_records=3, linger_s=0))
     works = loading.bench.poll(3)
     slots = loading.bench.door.engine.state.handlers[0].slots
     loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
@@ -152,7 +152,7 @@ def test_what_is_given_back_is_no_longer_loading() -> None:
     assert loading.inner.cancelled == [(work, True)]
 
 
-@pytest.mark.parametrize("spec", [{}, {"batch": weft.Batch(max_records=1)}])
+@pytest.mark.parametrize("spec", [{}, {"batch": perkey.Batch(max_records=1)}])
 @pytest.mark.parametrize("handed_on_at", [2.0, 12.0, 49.0])
 def test_a_call_has_all_its_time_from_when_it_was_handed_on(
     handed_on_at: float, spec: dict[str, Any]
@@ -198,7 +198,7 @@ def test_each_record_gets_its_value() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_wrong_number_of_values_fails_the_attempt(count: int) -> None:
     """One for each record, neither more nor fewer."""
-    loading = Loading(concurrency=1, batch=weft.Batch(max_records=2, linger_s=0))
+    loading = Loading(concurrency=1, batch=perkey.Batch(max_records=2, linger_s=0))
     works = loading.bench.poll(2)
     loading.prefetcher._function = lambda _: [1] * count
     loading.load()
@@ -233,7 +233,7 @@ def test_what_is_loaded_for_has_not_begun() -> None:
     (work,) = desk.bench.poll(1)
     slots, waited = work.partition.handler.slots, []
 
-    def load(records: Sequence[weft.Record]) -> Sequence[weft.Record]:
+    def load(records: Sequence[perkey.Record]) -> Sequence[perkey.Record]:
         waited.append(slots.waits(work))
         return records
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import weft
-from weft.errors import ConfigError, FatalError
-from weft.kafka.ports import KafkaUnavailable
-from weft.routing import Routes
-from weft.runtime.run import preflight
-from weft.runtime.run.preflight import check_cluster
+import perkey
+from perkey.errors import ConfigError, FatalError
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.routing import Routes
+from perkey.runtime.run import preflight
+from perkey.runtime.run.preflight import check_cluster
 
 
 class Cluster:
@@ -49,12 +49,12 @@ class Cluster:
         return "kafka:9092"
 
     def matching(self, patterns: list[str], timeout_s: float) -> list[str]:
-        """None yet: a topic that Weft makes is made at the start."""
+        """None yet: a topic that Perkey makes is made at the start."""
         return []
 
     def start(self, stopped=lambda: False, topic="t", handler=None, **options):
         """Check it for an app."""
-        app = weft.App(group="g", kafka={"bootstrap.servers": "x:1"}, **options)
+        app = perkey.App(group="g", kafka={"bootstrap.servers": "x:1"}, **options)
         app.consume(topic, **handler or {})(print)
         routes = Routes(app.handlers)
         return check_cluster(self, self, routes, app.handlers, app.options, stopped)
@@ -110,11 +110,11 @@ def test_a_missing_topic_of_reports_is_created(monkeypatch, missing):
         ("own", {}, "a handler reads this topic, and would handle what members write there"),
         ("^o.*", {}, "a handler reads this topic by the pattern '^o.*'"),
         ("t", {"output": "own"}, "a handler writes to this topic"),
-        ("t", {"on_exhausted": weft.DeadLetter("own")}, "a handler writes to this topic"),
-        ("t", {"on_exhausted": weft.DeadLetter("own", on_missing="create")}, "a handler writes"),
+        ("t", {"on_exhausted": perkey.DeadLetter("own")}, "a handler writes to this topic"),
+        ("t", {"on_exhausted": perkey.DeadLetter("own", on_missing="create")}, "a handler writes"),
     ],
 )
-def test_a_topic_of_wefts_own_records_is_no_handlers(monkeypatch, name, topic, handler, reason):
+def test_a_topic_of_perkeys_own_records_is_no_handlers(monkeypatch, name, topic, handler, reason):
     """It would handle the heartbeats and reports of all members, or write among the commands."""
     with pytest.raises(ConfigError, match="own") as refused:
         Cluster(0.0, monkeypatch).start(topic=topic, handler=handler, **{name: "own"})

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import pytest
 from tests.support.bench import Bench
 
-import weft
-from weft.core import states
-from weft.core.work import Work
-from weft.kafka.ports import OutMessage
-from weft.runtime.calls.processes import call_ends
-from weft.runtime.calls.processes import executor as module
-from weft.runtime.calls.processes.executor import STARTS_MAX, ProcessExecutor
-from weft.runtime.calls.processes.link import Item
-from weft.runtime.calls.processes.protocol import (
+import perkey
+from perkey.core import states
+from perkey.core.work import Work
+from perkey.kafka.ports import OutMessage
+from perkey.runtime.calls.processes import call_ends
+from perkey.runtime.calls.processes import executor as module
+from perkey.runtime.calls.processes.executor import STARTS_MAX, ProcessExecutor
+from perkey.runtime.calls.processes.link import Item
+from perkey.runtime.calls.processes.protocol import (
     IDLE,
     BatchReply,
     Drop,
@@ -27,7 +27,7 @@ from weft.runtime.calls.processes.protocol import (
     Warn,
     WorkerSpec,
 )
-from weft.types import ErrorInfo
+from perkey.types import ErrorInfo
 
 ERROR = ErrorInfo("ValueError", "bad")
 
@@ -218,7 +218,7 @@ def test_a_worker_that_is_not_ready_is_given_nothing(office: Any) -> None:
 
 def test_at_most_once_gives_one_at_a_time(office: Any) -> None:
     """What waits in a pipe would count as begun."""
-    desk = office(delivery="at_most_once", ahead=0, retry=weft.Retry(attempts=1))
+    desk = office(delivery="at_most_once", ahead=0, retry=perkey.Retry(attempts=1))
     assert desk.child.one_at_a_time
 
 
@@ -234,7 +234,7 @@ def test_what_may_not_be_called_any_more_is_given_back_immediately(office: Any) 
 
 def test_what_no_pipe_can_carry_fails_immediately(office: Any) -> None:
     """It alone: those that were to be sent with it go; and without another event."""
-    desk = office(retry=weft.Retry(attempts=1))
+    desk = office(retry=perkey.Retry(attempts=1))
     desk.child.unsendable = {b"1"}
     works = desk.poll(3)
     assert states_of(works) == [states.RUNNING, states.PARKED, states.RUNNING]
@@ -245,7 +245,7 @@ def test_what_no_pipe_can_carry_fails_immediately(office: Any) -> None:
 
 def test_a_batch_that_no_pipe_can_carry_is_halved(office: Any) -> None:
     """Until the record is found whose fault it is."""
-    desk = office(batch=weft.Batch(max_records=4, linger_s=0), ahead=0)
+    desk = office(batch=perkey.Batch(max_records=4, linger_s=0), ahead=0)
     desk.child.unsendable = {b"1"}
     works = desk.poll(4)
     assert {work.failure.batch_max for work in works} == {2}
@@ -285,7 +285,7 @@ def test_a_recall_is_about_the_partitions_that_go(office: Any) -> None:
 
 def test_a_running_batch_is_warned(office: Any) -> None:
     """It is told that a partition goes, and asked back if it has not begun; a record is not."""
-    desk = office(batch=weft.Batch(max_records=2, linger_s=0), ahead=0)
+    desk = office(batch=perkey.Batch(max_records=2, linger_s=0), ahead=0)
     works = desk.poll(2)
     desk.executor.warn([works[0].partition])
     assert [type(message) for message in desk.child.sent] == [Job, Drop, Warn]
@@ -315,7 +315,7 @@ def test_a_stop_recalls_from_the_dispatcher(office: Any) -> None:
 )
 def test_a_reply_ends_its_record(office: Any, reply: dict[str, Any], state: int) -> None:
     """As the worker says, once; the worker has room again."""
-    desk = office(retry=weft.Retry(attempts=3, delay_s=60))
+    desk = office(retry=perkey.Retry(attempts=3, delay_s=60))
     (work,) = desk.poll(1)
     (number,) = desk.child.given
     desk.halt()
@@ -327,7 +327,7 @@ def test_a_reply_ends_its_record(office: Any, reply: dict[str, Any], state: int)
 
 def test_asked_delay_is_kept(office: Any) -> None:
     """RetryAfter in a worker is as long as anywhere."""
-    desk = office(retry=weft.Retry(attempts=3, delay_s=60))
+    desk = office(retry=perkey.Retry(attempts=3, delay_s=60))
     (work,) = desk.poll(1)
     (number,) = desk.child.given
     desk.hear(desk.child, Reply(number, "failed", error=ERROR, delay_s=1e6))
@@ -349,8 +349,8 @@ def test_replies_are_brought_together(office: Any) -> None:
 
 def test_a_batch_ends_with_its_replies(office: Any) -> None:
     """Each record by its own; the call's slot is free once."""
-    batch = weft.Batch(max_records=3, linger_s=0, ack="explicit")
-    desk = office(batch=batch, ahead=0, retry=weft.Retry(attempts=3, delay_s=60))
+    batch = perkey.Batch(max_records=3, linger_s=0, ack="explicit")
+    desk = office(batch=batch, ahead=0, retry=perkey.Retry(attempts=3, delay_s=60))
     works = desk.poll(3)
     first, second, third = desk.child.given
     desk.halt()
@@ -364,7 +364,7 @@ def test_a_batch_ends_with_its_replies(office: Any) -> None:
 
 def test_acknowledged_outputs_are_sent_while_the_batch_runs(office: Any) -> None:
     """They do not wait for the others."""
-    batch = weft.Batch(max_records=2, linger_s=0, ack="explicit")
+    batch = perkey.Batch(max_records=2, linger_s=0, ack="explicit")
     desk = office(batch=batch, ahead=0)
     works = desk.poll(2)
     desk.hear(desk.child, Reply(list(desk.child.given)[1], "acked", outputs=["out"]))
@@ -373,7 +373,7 @@ def test_acknowledged_outputs_are_sent_while_the_batch_runs(office: Any) -> None
 
 def test_a_batch_that_failed_as_one_is_halved(office: Any) -> None:
     """`whole`: nobody knows whose fault it was."""
-    desk = office(batch=weft.Batch(max_records=4, linger_s=0), ahead=0)
+    desk = office(batch=perkey.Batch(max_records=4, linger_s=0), ahead=0)
     works = desk.poll(4)
     numbers = list(desk.child.given)
     desk.halt()
@@ -384,7 +384,7 @@ def test_a_batch_that_failed_as_one_is_halved(office: Any) -> None:
 
 def test_a_worker_that_dies_takes_the_running_record_alone(office: Any) -> None:
     """What it had not begun goes to its successor, in its order; the running one has failed."""
-    desk = office(retry=weft.Retry(attempts=5, delay_s=60))
+    desk = office(retry=perkey.Retry(attempts=5, delay_s=60))
     first, works = desk.child, desk.poll(3)
     desk.begin(works[1])
     desk.executor._died(first)
@@ -400,7 +400,7 @@ def test_a_worker_that_dies_takes_the_running_record_alone(office: Any) -> None:
 
 def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
     """However many attempts its policy has."""
-    desk = office(retry=weft.Retry(attempts=50, delay_s=0))
+    desk = office(retry=perkey.Retry(attempts=50, delay_s=0))
     (work,) = desk.poll(1)
     for _ in range(2):
         desk.begin(work)
@@ -414,9 +414,9 @@ def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
 @pytest.mark.parametrize("how", ["done", "outputs", "batch", "acked"])
 def test_a_record_that_is_handled_has_killed_no_worker(office: Any, how: str) -> None:
     """A later death over it, after a rebalance or a redo, is its first again."""
-    batch = weft.Batch(max_records=1, linger_s=0, ack="explicit" if how == "acked" else "all")
+    batch = perkey.Batch(max_records=1, linger_s=0, ack="explicit" if how == "acked" else "all")
     more = {"batch": batch} if how in ("batch", "acked") else {}
-    desk = office(retry=weft.Retry(attempts=50, delay_s=0), **more)
+    desk = office(retry=perkey.Retry(attempts=50, delay_s=0), **more)
     (work,) = desk.poll(1)
     desk.begin(work)
     desk.executor._died(desk.child)
@@ -434,8 +434,8 @@ def test_a_record_that_is_handled_has_killed_no_worker(office: Any, how: str) ->
 @pytest.mark.parametrize(("once", "state"), [(False, states.QUEUED), (True, states.DONE)])
 def test_the_record_after_a_time_out_is_innocent(office: Any, once: bool, state: int) -> None:
     """Its worker was killed for the call before it; at_most_once it may have been called."""
-    options = {"delivery": "at_most_once", "on_exhausted": weft.Skip()} if once else {}
-    desk = office(ahead=0, retry=weft.Retry(attempts=1), **options)
+    options = {"delivery": "at_most_once", "on_exhausted": perkey.Skip()} if once else {}
+    desk = office(ahead=0, retry=perkey.Retry(attempts=1), **options)
     (work,) = desk.poll(1)
     desk.begin(work)
     desk.halt()
@@ -446,8 +446,8 @@ def test_the_record_after_a_time_out_is_innocent(office: Any, once: bool, state:
 
 def test_what_a_batch_acknowledged_before_its_worker_died_stays_done(office: Any) -> None:
     """Only the others have failed."""
-    batch = weft.Batch(max_records=2, linger_s=0, ack="explicit")
-    desk = office(batch=batch, ahead=0, retry=weft.Retry(attempts=3, delay_s=60))
+    batch = perkey.Batch(max_records=2, linger_s=0, ack="explicit")
+    desk = office(batch=batch, ahead=0, retry=perkey.Retry(attempts=3, delay_s=60))
     works = desk.poll(2)
     desk.begin(works[0])
     desk.hear(desk.child, Reply(next(iter(desk.child.given)), "acked"))
@@ -531,7 +531,7 @@ def test_an_idle_worker_wakes_the_dispatcher(office: Any) -> None:
 
 def test_the_span_of_a_failed_attempt_goes_with_the_next(office: Any) -> None:
     """To whichever worker has it; with a first attempt none."""
-    desk = office(retry=weft.Retry(attempts=3, delay_s=0, jitter=0))
+    desk = office(retry=perkey.Retry(attempts=3, delay_s=0, jitter=0))
     (work,) = desk.poll(1)
     assert desk.child.sent[-1].failed is None
     (number,) = desk.child.given

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from tests.unit.runtime.test_process_executor import office, states_of
 
-import weft
-from weft.core import effects as fx
-from weft.core import states
-from weft.runtime.calls.processes.executor import REPORT_S
-from weft.runtime.calls.processes.protocol import Reply
+import perkey
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.runtime.calls.processes.executor import REPORT_S
+from perkey.runtime.calls.processes.protocol import Reply
 
 __all__ = ["office"]
 
 
 def test_a_call_killed_for_its_time_out_reports_it(office: Any) -> None:
     """It is a failed attempt like any other, and kills no record for good."""
-    desk = office(timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
+    desk = office(timeout_s=5.0, retry=perkey.Retry(attempts=5, delay_s=60))
     (work,) = desk.poll(1)
     desk.begin(work)
     desk.executor.cancel(work, expired=True)
@@ -31,8 +31,8 @@ def test_a_call_killed_for_its_time_out_reports_it(office: Any) -> None:
 
 def test_a_batch_is_killed_for_its_time_out_though_its_first_record_is_done(office: Any) -> None:
     """The first record stands for the call, also once it is acknowledged (found by a seed)."""
-    batch = weft.Batch(max_records=2, linger_s=0, ack="explicit")
-    desk = office(batch=batch, ahead=0, timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
+    batch = perkey.Batch(max_records=2, linger_s=0, ack="explicit")
+    desk = office(batch=batch, ahead=0, timeout_s=5.0, retry=perkey.Retry(attempts=5, delay_s=60))
     works = desk.poll(2)
     desk.begin(works[0])
     desk.hear(desk.child, Reply(next(iter(desk.child.given)), "acked"))

@@ -9,9 +9,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from weft.errors import NotStarted
-from weft.runtime.run import progress_line
-from weft.runtime.run.progress_line import ProgressLine, line_of
+from perkey.errors import NotStarted
+from perkey.runtime.run import progress_line
+from perkey.runtime.run.progress_line import ProgressLine, line_of
 
 SNAPSHOT = {
     "state": "running",
@@ -77,7 +77,7 @@ def test_a_pipe_gets_nothing():
 def test_without_a_terminal_a_line_a_minute_is_logged(caplog, monkeypatch):
     """The same figures as fields; none after the block's end."""
     monkeypatch.setattr(progress_line, "LOGGED_EVERY_S", 0.01)
-    caplog.set_level(logging.INFO, logger="weft")
+    caplog.set_level(logging.INFO, logger="perkey")
     logged = threading.Event()
     monkeypatch.setattr(
         progress_line, "event", lambda *a, **fields: (seen.append(fields), logged.set())

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.kafka.consumer import KafkaConsumer
-from weft.kafka.ports import KafkaUnavailable, TransactionEnd
-from weft.runtime.member import member
-from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
-from weft.testing import MemoryKafka
-from weft.testing.memory_consumer import MemoryConsumer
-from weft.testing.memory_producer import MemoryTransactions
+import perkey
+from perkey.kafka.consumer import KafkaConsumer
+from perkey.kafka.ports import KafkaUnavailable, TransactionEnd
+from perkey.runtime.member import member
+from perkey.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_consumer import MemoryConsumer
+from perkey.testing.memory_producer import MemoryTransactions
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
@@ -107,8 +107,8 @@ def test_the_last_transaction_has_the_start_that_no_record_follows(monkeypatch) 
     monkeypatch.setattr(MemoryTransactions, "transact", transact)
     with MemoryKafka() as kafka:
         kafka.create_topic("orders", 2)
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
-        app.consume("orders", delivery="exactly_once", commit=weft.Commit(interval_s=60))(print)
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app.consume("orders", delivery="exactly_once", commit=perkey.Commit(interval_s=60))(print)
         running = threading.Thread(target=app.run)
         running.start()
         assert refused.wait(60)
@@ -140,7 +140,7 @@ def test_an_unanswered_last_transaction_ends_with_the_callers_patience(monkeypat
     monkeypatch.setattr(Rebalance, "_end_transactions", end_transactions)
     with MemoryKafka() as kafka:
         kafka.create_topic("orders", 1)
-        app = weft.App(
+        app = perkey.App(
             group="g",
             kafka={"bootstrap.servers": kafka.bootstrap},
             drain_timeout_s=0.1 if limit == "drain" else 3600.0,
@@ -178,7 +178,7 @@ def test_a_second_stop_shortens_the_wait_for_the_group(monkeypatch) -> None:
     monkeypatch.setattr(MemoryConsumer, "leave", leave)
     with MemoryKafka() as kafka:
         kafka.create_topic("orders", 1)
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
         app.consume("orders")(print)
         run = app.start()
         run.stop()
@@ -189,7 +189,7 @@ def test_a_second_stop_shortens_the_wait_for_the_group(monkeypatch) -> None:
 
 def test_a_leave_ends_when_its_caller_is_in_a_hurry(monkeypatch) -> None:
     """Nobody answers its join: a caller that has become impatient is not held up."""
-    monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", 3600.0)
+    monkeypatch.setattr("perkey.kafka.consumer.JOIN_END_S", 3600.0)
     consumer = KafkaConsumer(CLIENT)
     consumer.subscribe(["t"], SimpleNamespace())
     left = iter([1.0, 1.0, 0.0])

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from weft.core import states
-from weft.core.engine import Engine
-from weft.core.events import Assignment, HandlerSpec
-from weft.core.states import InternalError
-from weft.core.work import Work
-from weft.runtime.door import EVENTS_MAX, Door, Recent
-from weft.types import Record
+from perkey.core import states
+from perkey.core.engine import Engine
+from perkey.core.events import Assignment, HandlerSpec
+from perkey.core.states import InternalError
+from perkey.core.work import Work
+from perkey.runtime.door import EVENTS_MAX, Door, Recent
+from perkey.types import Record
 
 
 def test_an_internal_error_carries_the_story() -> None:

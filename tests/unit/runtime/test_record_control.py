@@ -8,10 +8,10 @@ import pytest
 from tests.support.waiting import wait_for
 from tests.unit.runtime.test_control import LIMIT_S
 
-import weft
-from weft.observe.orders import Order
-from weft.runtime.run.record_control import summary
-from weft.testing import MemoryKafka
+import perkey
+from perkey.observe.orders import Order
+from perkey.runtime.run.record_control import summary
+from perkey.testing import MemoryKafka
 
 
 class Started:
@@ -20,10 +20,10 @@ class Started:
     def __init__(self, kafka: MemoryKafka) -> None:
         self.kafka, self.mended = kafka, False
         self.done: list[str] = []
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 
-        @app.consume("t", retry=weft.Retry(attempts=2, delay_s=0.01))
-        def check(record: weft.Record[Any]) -> None:
+        @app.consume("t", retry=perkey.Retry(attempts=2, delay_s=0.01))
+        def check(record: perkey.Record[Any]) -> None:
             value = record.value.decode()
             if value.startswith("b") and not self.mended:
                 raise KeyError(value)
@@ -88,7 +88,7 @@ def test_a_key_is_held_and_released(started):
     assert "5" not in started.done
     first = next(row["offset"] for row in started.obey("hold", key="new").rows if row["offset"] > 0)
     answer = started.obey("release", first)
-    assert "its key is held by a command: weft key release ends that" in answer.detail
+    assert "its key is held by a command: perkey key release ends that" in answer.detail
     assert started.obey("release", key="new").outcome == "done"
     wait_for(lambda: "5" in started.done)
 
@@ -132,7 +132,7 @@ def test_a_condition_asks_for_headers(started):
 
 
 def test_a_key_that_is_no_text_is_named_by_its_bytes(started):
-    r"""As \xNN, in a condition and in what a dry run shows: the same as in `weft parked`."""
+    r"""As \xNN, in a condition and in what a dry run shows: the same as in `perkey parked`."""
     started.kafka.produce("t", b"b9", b"\xffk")
     wait_for(lambda: started.parked() == 3)
     answer = started.obey("retry", where=r'key == "\xffk"', dry_run=True)
@@ -142,7 +142,7 @@ def test_a_key_that_is_no_text_is_named_by_its_bytes(started):
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_condition_selects_no_more_than_a_command_takes(started, monkeypatch, most):
     """Two keys match: one too many is one line that names the cure, and changes nothing."""
-    monkeypatch.setattr("weft.runtime.run.record_control.RECORDS_MAX", most)
+    monkeypatch.setattr("perkey.runtime.run.record_control.RECORDS_MAX", most)
     answer = started.obey("hold", where="attempts >= 1", for_s=600.0)
     assert answer.outcome == ("refused" if most < 2 else "done")
     if most < 2:
@@ -164,8 +164,8 @@ def test_of_a_key_the_first_record_is_skipped(started, where):
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_what_waits_is_released_in_pieces(started, monkeypatch, most):
     """By one command, however many: two keys; of so many the answer has the rows."""
-    monkeypatch.setattr("weft.runtime.run.record_control.RECORDS_MAX", most)
-    monkeypatch.setattr("weft.runtime.run.record_control.OBEY_MAX", most)
+    monkeypatch.setattr("perkey.runtime.run.record_control.RECORDS_MAX", most)
+    monkeypatch.setattr("perkey.runtime.run.record_control.OBEY_MAX", most)
     started.kafka.produce("t", b"b9", b"h", headers=(("tenant", b"acme"),))
     wait_for(lambda: started.parked() == 3)
     started.mended = True
@@ -208,10 +208,10 @@ def test_a_batch_handler_handles_again_what_is_done(ack):
     done: list[str] = []
     with MemoryKafka() as kafka:
         kafka.create_topic("t")
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 
-        @app.consume("t", batch=weft.Batch(2, linger_s=0.01, ack=ack))
-        def check(batch: weft.RecordBatch[Any]) -> None:
+        @app.consume("t", batch=perkey.Batch(2, linger_s=0.01, ack=ack))
+        def check(batch: perkey.RecordBatch[Any]) -> None:
             for record in batch:
                 done.append(record.value.decode())
                 if ack == "explicit":
@@ -229,19 +229,19 @@ def test_a_batch_handler_handles_again_what_is_done(ack):
         run.wait(LIMIT_S)
 
 
-@pytest.mark.parametrize("batch", [None, weft.Batch(2, linger_s=0.01)], ids=["single", "batch"])
+@pytest.mark.parametrize("batch", [None, perkey.Batch(2, linger_s=0.01)], ids=["single", "batch"])
 def test_with_exactly_once_what_it_returns_is_produced_in_a_transaction(batch):
     """Once, before the answer; the committed offset is what it was."""
     with MemoryKafka() as kafka:
         kafka.create_topic("t")
         kafka.create_topic("out")
         options = {"delivery": "exactly_once", "output": "out", "batch": batch}
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
 
         @app.consume("t", **options)
         def check(argument: Any) -> Any:
             records = [argument] if batch is None else argument
-            return [weft.Produce(record.value) for record in records]
+            return [perkey.Produce(record.value) for record in records]
 
         run: Any = app.start()
         for number in range(3):
@@ -257,7 +257,7 @@ def test_with_exactly_once_what_it_returns_is_produced_in_a_transaction(batch):
 
 def test_what_cannot_be_handled_again_is_one_line(started):
     """Not done, or deleted from its topic."""
-    assert "it is not done: weft record retry" in started.obey("redo", 0).detail
+    assert "it is not done: perkey record retry" in started.obey("redo", 0).detail
     started.mended = True
     started.obey("release", 0, 1)
     wait_for(lambda: len(started.done) == 4)

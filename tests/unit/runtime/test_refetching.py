@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.kafka.ports import KafkaUnavailable
-from weft.observe.orders import Order
-from weft.testing import MemoryKafka
-from weft.testing.memory_connection import MemoryLogReader
+import perkey
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.observe.orders import Order
+from perkey.testing import MemoryKafka
+from perkey.testing.memory_connection import MemoryLogReader
 
 WAIT_S = 60.0
 KEYS, BEHIND = 10, 12
@@ -37,11 +37,11 @@ class Poisoned:
     def __init__(self, kafka: MemoryKafka, **options: object) -> None:
         self.mended = threading.Event()
         self.handled: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-        self.app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap, **options})
-        self.app.consume("t", retry=weft.Retry(attempts=1))(self.handle)
+        self.app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap, **options})
+        self.app.consume("t", retry=perkey.Retry(attempts=1))(self.handle)
         self.run: Any = self.app.start()
 
-    def handle(self, record: weft.Record) -> None:
+    def handle(self, record: perkey.Record) -> None:
         """One record."""
         key = record.key or b""
         if key != b"good" and not self.mended.is_set():
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_now_is_read_later(
         return read(self, ranges)
 
     monkeypatch.setattr(MemoryLogReader, "read", fails_once)
-    with caplog.at_level(logging.WARNING, "weft"):
+    with caplog.at_level(logging.WARNING, "perkey"):
         poisoned = Poisoned(kafka)
         poisoned.wait_until_parked()
         poisoned.release()

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from weft.kafka.ports import Problem
-from weft.runtime.member import rebalance
-from weft.runtime.member.rebalance import (
+from perkey.kafka.ports import Problem
+from perkey.runtime.member import rebalance
+from perkey.runtime.member.rebalance import (
     REJOIN_CALM_S as CALM_S,
 )
-from weft.runtime.member.rebalance import (
+from perkey.runtime.member.rebalance import (
     REJOIN_FIRST_S as FIRST_S,
 )
-from weft.runtime.member.rebalance import (
+from perkey.runtime.member.rebalance import (
     REJOIN_LEAVE_S as LEAVE_S,
 )
-from weft.runtime.member.rebalance import (
+from perkey.runtime.member.rebalance import (
     REJOIN_MOST_S as MOST_S,
 )
-from weft.runtime.member.rebalance import (
+from perkey.runtime.member.rebalance import (
     Rejoining,
 )
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.runtime.member.group_membership import Callbacks
-from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
+from perkey.errors import ConfigError
+from perkey.runtime.member.group_membership import Callbacks
+from perkey.runtime.run.result_stream import RESULTS_MAX, ResultStream
 
 
 @pytest.mark.parametrize(

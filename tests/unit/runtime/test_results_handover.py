@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.core.effects import Finished
-from weft.core.events import HandlerSpec
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.group_membership import Callbacks
-from weft.runtime.run import run as local
-from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
-from weft.testing import MemoryKafka
-from weft.types import Record
+import perkey
+from perkey.core.effects import Finished
+from perkey.core.events import HandlerSpec
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.member.group_membership import Callbacks
+from perkey.runtime.run import run as local
+from perkey.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
+from perkey.testing import MemoryKafka
+from perkey.types import Record
 
 LIMIT_S = 30
 
@@ -27,7 +27,7 @@ def app():
         kafka.create_topic("orders", 1)
         for number in range(3):
             kafka.produce("orders", str(number))
-        one = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        one = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
         one.consume("orders")(lambda record: None)
         yield one
 
@@ -198,7 +198,9 @@ def test_a_buffered_stop_that_waits_for_the_reader_is_bounded_and_logged(caplog)
         kafka.create_topic("orders", 1)
         for number in range(count):
             kafka.produce("orders", str(number))
-        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap}, drain_timeout_s=0.5)
+        app = perkey.App(
+            group="g", kafka={"bootstrap.servers": kafka.bootstrap}, drain_timeout_s=0.5
+        )
         app.consume("orders", concurrency=1)(lambda record: None)
         results = app.results()
         run = app.start()

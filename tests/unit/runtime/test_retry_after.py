@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import weft
-from weft.runtime.calls.invoke import asked_wait_s
+import perkey
+from perkey.runtime.calls.invoke import asked_wait_s
 
 
 class HttpError(Exception):
@@ -28,7 +28,7 @@ class OfAiohttp(Exception):
 
 def test_retry_after_says_it():
     """As the handler raised it."""
-    assert asked_wait_s(weft.RetryAfter(3)) == 3.0
+    assert asked_wait_s(perkey.RetryAfter(3)) == 3.0
 
 
 @pytest.mark.parametrize("kind", [HttpError, OfAiohttp])

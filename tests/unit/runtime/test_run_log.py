@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-import weft
-from weft.cli import logs
-from weft.core.effects import Troubled
-from weft.core.work import last_frame
-from weft.runtime.member import run_log
-from weft.runtime.member.run_log import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, RunLog
-from weft.testing import run
-from weft.types import ErrorInfo, Record
+import perkey
+from perkey.cli import logs
+from perkey.core.effects import Troubled
+from perkey.core.work import last_frame
+from perkey.runtime.member import run_log
+from perkey.runtime.member.run_log import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, RunLog
+from perkey.testing import run
+from perkey.types import ErrorInfo, Record
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    boom()\nE: bad\n'
 
@@ -36,7 +36,7 @@ class Work:
 @pytest.fixture
 def told(caplog):
     """A run_log at a time that the test sets, and what it wrote."""
-    caplog.set_level(logging.INFO, logger="weft")
+    caplog.set_level(logging.INFO, logger="perkey")
     clock = [0.0]
 
     class Told:
@@ -55,7 +55,7 @@ def told(caplog):
         def lines(self, *, last=False):
             caplog.clear()
             self.run_log.write(last=last)
-            return [record.weft for record in caplog.records]
+            return [record.perkey for record in caplog.records]
 
     return Told()
 
@@ -164,22 +164,22 @@ def test_the_place_is_the_innermost_line():
 
 def test_a_run_reports_what_failed(caplog, monkeypatch):
     """80 records whose handler raises: the log has the traceback, each outcome, and all counts."""
-    caplog.set_level(logging.INFO, logger="weft")
+    caplog.set_level(logging.INFO, logger="perkey")
     monkeypatch.setattr(run_log, "ALIKE_EVERY_S", 60.0)
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
-    @app.consume("t", retry=weft.Retry(attempts=2, delay_s=0.01), on_exhausted=weft.Skip())
+    @app.consume("t", retry=perkey.Retry(attempts=2, delay_s=0.01), on_exhausted=perkey.Skip())
     def handler(record):
         raise ValueError("no such customer")
 
     run(app, [(b"%d" % n, b"x") for n in range(80)])
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    events = [record.weft["event"] for record in lines]
+    events = [record.perkey["event"] for record in lines]
     assert events.count("attempt failed") == 1
     assert events.count("record skipped") == 1
     failed = lines[events.index("attempt failed")]
     assert 'in handler\n    raise ValueError("no such customer")' in failed.exc_text
-    sums = {record.weft["event"]: record.weft for record in lines}
+    sums = {record.perkey["event"]: record.perkey for record in lines}
     assert sums["more attempts failed"]["left_out"] == 159
     assert sums["more records given up"]["count"] == 79
 

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.push
 
 BEGIN = """
 import atexit, threading
-import weft
-from weft.testing import MemoryKafka
+import perkey
+from perkey.testing import MemoryKafka
 
 kafka = MemoryKafka(auto_create=True)
 kafka.produce("orders", "1")
-app = weft.App(group="script", kafka={"bootstrap.servers": kafka.bootstrap})
+app = perkey.App(group="script", kafka={"bootstrap.servers": kafka.bootstrap})
 
-@app.consume("orders", retry=weft.Retry(attempts=1), on_exhausted=weft.%s())
+@app.consume("orders", retry=perkey.Retry(attempts=1), on_exhausted=perkey.%s())
 def handle(record):
     raise ConnectionError("the service is down")
 
@@ -40,7 +40,7 @@ def test_a_script_exits_with_the_code_of_its_run(tmp_path, policy, code):
     """Stopped by `Stop` is 1, drained with parked records 3; a good run is 0 and says no more."""
     done = python(tmp_path, "app.main(until='drained')\nprint('never printed')", policy)
     assert (done.returncode, done.stdout) == (code, "")
-    hint, *others = [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
+    hint, *others = [line for line in done.stderr.splitlines() if line.startswith("perkey: ")]
     assert "logging.basicConfig" in hint  # once, where nobody has set up logging
     assert len(others) == bool(code)
 
@@ -48,7 +48,7 @@ def test_a_script_exits_with_the_code_of_its_run(tmp_path, policy, code):
 def test_a_failed_run_is_one_line_that_names_its_error(tmp_path):
     """The last line says what stopped it."""
     line = python(tmp_path, "app.main()").stderr.splitlines()[-1]
-    assert line.startswith("weft: ")
+    assert line.startswith("perkey: ")
     assert "policy is Stop: ConnectionError: the service is down" in line
 
 
@@ -78,8 +78,8 @@ def test_an_option_that_main_does_not_have(tmp_path):
 
 
 BAD = """
-import weft
-app = weft.App(group="script", kafka={"bootstrap.servers": "localhost:1", **%s})
+import perkey
+app = perkey.App(group="script", kafka={"bootstrap.servers": "localhost:1", **%s})
 
 @app.consume("orders")
 def handle(record): ...

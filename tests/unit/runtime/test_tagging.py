@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from weft.core.events import HandlerSpec
-from weft.core.work import Tags
-from weft.policies import Budget, Hold
-from weft.runtime.tagging import tags_of
-from weft.types import Record
+from perkey.core.events import HandlerSpec
+from perkey.core.work import Tags
+from perkey.policies import Budget, Hold
+from perkey.runtime.tagging import tags_of
+from perkey.types import Record
 
 
 def record(key):
@@ -38,7 +38,7 @@ def test_each_record_has_its_value():
 
 def test_what_fails_is_the_value_none_and_a_line(caplog):
     """A null key has no first byte; a list cannot be compared. No record is lost by it."""
-    with caplog.at_level(logging.ERROR, "weft"):
+    with caplog.at_level(logging.ERROR, "perkey"):
         assert tags_of(spec(lambda record: record.key[:1]), [record(None)]) == [Tags(None)]
     assert "Hold(by=) failed" in caplog.text
     assert tags_of(spec(lambda record: [1]), [record(b"a")]) == [Tags(None)]
@@ -66,7 +66,7 @@ def test_costs_that_are_taken(value):
 @pytest.mark.parametrize("value", [-0.5, 1e9 + 1, float("nan"), float("inf"), "1", None, True])
 def test_a_cost_that_is_none_is_one_and_a_line(value, caplog):
     """The record is handled, as if it cost 1."""
-    with caplog.at_level(logging.ERROR, "weft"):
+    with caplog.at_level(logging.ERROR, "perkey"):
         spec = HandlerSpec(repr(value), budget=Budget("b", per_s=1, cost=lambda _: value))
         assert tags_of(spec, [record(b"a")]) == [Tags()]
     assert "Budget(cost=) failed: the record costs 1" in caplog.text
@@ -75,7 +75,7 @@ def test_a_cost_that_is_none_is_one_and_a_line(value, caplog):
 @pytest.mark.parametrize("value", [None, 7, ("a",)])
 def test_a_value_that_is_no_text_is_none_and_a_line(value, caplog):
     """Values are str or bytes, so that they can be shown."""
-    with caplog.at_level(logging.ERROR, "weft"):
+    with caplog.at_level(logging.ERROR, "perkey"):
         spec = HandlerSpec(repr(value), budget=Budget("b", per_s=1, by=lambda _: value))
         assert tags_of(spec, [record(b"a")]) == [Tags()]
     assert "Budget(by=) failed: the record belongs to the value None" in caplog.text

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from weft.core.events import HandlerSpec, Limits
-from weft.kafka.ports import Polled
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.member import POLL_IDLE_S, POLL_S, QUIET_POLLS, TICK_S, Member
-from weft.runtime.member.member_config import MemberConfig
+from perkey.core.events import HandlerSpec, Limits
+from perkey.kafka.ports import Polled
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.member.member import POLL_IDLE_S, POLL_S, QUIET_POLLS, TICK_S, Member
+from perkey.runtime.member.member_config import MemberConfig
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.core.commits import Found
-from weft.kafka.ports import KafkaUnavailable, LoginRefused
-from weft.runtime.member.topic_ids import MISSED_MAX, TopicIds
+from perkey.core.commits import Found
+from perkey.kafka.ports import KafkaUnavailable, LoginRefused
+from perkey.runtime.member.topic_ids import MISSED_MAX, TopicIds
 
 WHERE = ("t", 0)
 
@@ -194,11 +194,11 @@ def test_a_topic_that_was_deleted_is_reported_once(caplog):
     (line,) = caplog.messages
     assert GONE in line
     assert "topic=t" in line
-    assert "weft topics create" in line
+    assert "perkey topics create" in line
 
 
 def test_a_deleted_topic_is_known_until_it_can_be_read_again():
-    """`weft why` names it: "no leader answers" sent the operator to brokers that were well."""
+    """`perkey why` names it: "no leader answers" sent the operator to brokers that were well."""
     cluster = Cluster()
     cluster.look()
     assert cluster.topic_ids.gone == frozenset()

@@ -11,10 +11,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import weft
-from weft.runtime.calls import tracing as module
-from weft.runtime.calls.tracing import Tracing, carried, tracing
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.runtime.calls import tracing as module
+from perkey.runtime.calls.tracing import Tracing, carried, tracing
+from perkey.testing import MemoryKafka, run
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01".encode()
@@ -34,15 +34,15 @@ def spans(monkeypatch):
 
 @pytest.fixture
 def app():
-    return weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    return perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
 
 def record(offset=0, headers=TRACED, key=b"k", value=b"v"):
-    return weft.Record("t", 0, offset, 0, key, value, headers)
+    return perkey.Record("t", 0, offset, 0, key, value, headers)
 
 
 def links(span):
-    return {link.attributes["weft.link"]: link.context for link in span.links}
+    return {link.attributes["perkey.link"]: link.context for link in span.links}
 
 
 @pytest.mark.parametrize("kind", ["def", "async"])
@@ -72,7 +72,7 @@ def test_a_span_for_each_call(spans, app, kind):
         "messaging.consumer.group.name": "g",
         "messaging.kafka.offset": 0,
         "messaging.kafka.message.key": "k",
-        "weft.attempt": 1,
+        "perkey.attempt": 1,
     }
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{links(span)['producer'].trace_id:032x}" == TRACE
@@ -82,7 +82,7 @@ def test_a_span_for_each_call(spans, app, kind):
 def test_retries_are_linked_to_each_other(spans, app):
     """Each attempt is a span with its error, linked to the one before."""
 
-    @app.consume("t", retry=weft.Retry(attempts=3, delay_s=0), on_exhausted=weft.Skip())
+    @app.consume("t", retry=perkey.Retry(attempts=3, delay_s=0), on_exhausted=perkey.Skip())
     def handler(record):
         raise KeyError("no")
 
@@ -93,13 +93,13 @@ def test_retries_are_linked_to_each_other(spans, app):
     assert "attempt before" not in links(first)
     assert third.attributes["error.type"] == "KeyError"
     assert third.status.status_code is trace.StatusCode.ERROR
-    assert third.attributes["weft.attempt"] == 3
+    assert third.attributes["perkey.attempt"] == 3
 
 
 def test_a_batch_is_linked_to_each_producer(spans, app):
     """One span with the number of its records, in a trace of its own, linked to all of theirs."""
 
-    @app.consume("t", batch=weft.Batch(max_records=2, linger_s=5))
+    @app.consume("t", batch=perkey.Batch(max_records=2, linger_s=5))
     def handler(batch):
         pass
 
@@ -116,7 +116,7 @@ def test_outputs_carry_the_span_on(spans, app):
 
     @app.consume("t", output="out")
     def handler(record):
-        return [weft.Produce(b"1"), weft.Produce(b"2", headers=[mine])]
+        return [perkey.Produce(b"1"), perkey.Produce(b"2", headers=[mine])]
 
     with MemoryKafka(auto_create=True) as kafka:
         run(app, [record()], broker=kafka)
@@ -130,7 +130,7 @@ def test_outputs_and_dead_letters_carry_the_trace_on_without_opentelemetry(app):
     """Only the W3C's headers go to outputs; a dead letter has all headers of its record."""
 
     @app.consume(
-        "t", output="out", retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter("dead")
+        "t", output="out", retry=perkey.Retry(attempts=1), on_exhausted=perkey.DeadLetter("dead")
     )
     def handler(record):
         if record.offset:
@@ -159,7 +159,7 @@ def test_it_is_off_without_a_provider_and_without_the_library():
         pass
 
     assert tracing("g")(handler) is handler
-    script = "import sys; sys.modules['opentelemetry'] = None\nfrom weft.runtime.calls.tracing import tracing\nassert tracing('g')(len) is len"
+    script = "import sys; sys.modules['opentelemetry'] = None\nfrom perkey.runtime.calls.tracing import tracing\nassert tracing('g')(len) is len"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft.kafka.ports import Delivery, OutMessage, TransactionEnd
-from weft.runtime.member.transactor import UNANSWERED, Transactor
-from weft.types import ErrorInfo, Sent
+from perkey.kafka.ports import Delivery, OutMessage, TransactionEnd
+from perkey.runtime.member.transactor import UNANSWERED, Transactor
+from perkey.types import ErrorInfo, Sent
 
 DENIED = ErrorInfo("TOPIC_AUTHORIZATION_FAILED", "not yours")
 STORED = Delivery(Sent("out", 0, 1, None), None)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import weft
-from weft.runtime.member import run_log
-from weft.testing import run
+import perkey
+from perkey.runtime.member import run_log
+from perkey.testing import run
 
 
 def failures(errors, **options):
     """The rows after a run whose records failed with these, one each."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     rows = []
 
     @app.consume("t", concurrency=1, ordering="partition", **options)
@@ -26,11 +26,11 @@ def failures(errors, **options):
 
 def test_each_type_has_its_counts_and_its_last_example():
     """Attempts and outcomes are counted apart; the example is escaped."""
-    once = weft.Retry(attempts=2, delay_s=0)
+    once = perkey.Retry(attempts=2, delay_s=0)
     rows = failures(
         [ValueError("a\x1b[2J"), KeyError("b"), ValueError("c\nd")],
         retry=once,
-        on_exhausted=weft.Skip(),
+        on_exhausted=perkey.Skip(),
     )
     assert [(r["type"], r["attempts"], r["skipped"]) for r in rows] == [
         ("ValueError", 4, 2),
@@ -47,7 +47,7 @@ def test_each_type_has_its_counts_and_its_last_example():
 def test_kinds_are_bounded(kinds, others):
     """Beyond the limit they are counted as one, not forgotten."""
     errors = [type(f"E{n}", (Exception,), {})("x") for n in range(kinds)]
-    rows = failures(errors, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    rows = failures(errors, retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())
     told = {row["type"]: row["attempts"] for row in rows}
     assert told.get(run_log.OTHERS, 0) == others
     assert sum(told.values()) == kinds

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-import weft
-from weft.core import states
-from weft.core.partition import Partition
-from weft.kafka.ports import KafkaUnavailable, Polled, PolledBatch
-from weft.observe.metrics import exposed
-from weft.observe.overview import overview, page_of
-from weft.observe.why import why
-from weft.runtime.member import rebalance
-from weft.runtime.member.unread import (
+import perkey
+from perkey.core import states
+from perkey.core.partition import Partition
+from perkey.kafka.ports import KafkaUnavailable, Polled, PolledBatch
+from perkey.observe.metrics import exposed
+from perkey.observe.overview import overview, page_of
+from perkey.observe.why import why
+from perkey.runtime.member import rebalance
+from perkey.runtime.member.unread import (
     ASK_S,
     BUSY_TIMES,
     COMES_S,
@@ -24,8 +24,8 @@ from weft.runtime.member.unread import (
     STILL_S,
     Watchdog,
 )
-from weft.runtime.run.progress_line import line_of
-from weft.testing import MemoryKafka
+from perkey.runtime.run.progress_line import line_of
+from perkey.testing import MemoryKafka
 
 WHERE = ("orders", 3)
 #: when a partition that is stuck from the start is fetched anew
@@ -204,7 +204,7 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
     kafka.create_topic("orders")
     kafka.produce("orders", b"x")
     kafka.fail_next("find", "LEADER_NOT_AVAILABLE", times=100_000)
-    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
     app.consume("orders")(lambda record: None)
     run = app.start()
     try:
@@ -217,9 +217,9 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
         assert str(why(shot)[0]).startswith(told)
         assert [str(one).startswith(told) for one in why(shot, "orders", 0)] == [True]
         text = exposed(lambda: shot).decode()
-        assert "weft_remaining_records{" not in text
-        assert 'weft_partition_unread_seconds{group="g",partition="0",topic="orders"}' in text
-        assert 'weft_halted{cause="start_unknown",group="g"} 1.0' in text
+        assert "perkey_remaining_records{" not in text
+        assert 'perkey_partition_unread_seconds{group="g",partition="0",topic="orders"}' in text
+        assert 'perkey_halted{cause="start_unknown",group="g"} 1.0' in text
         assert "remaining unknown" in line_of(shot)
         seen = overview([shot])
         assert (seen["totals"]["remaining"], seen["totals"]["unread"]) == (None, 1)
@@ -232,7 +232,7 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
         run.wait(60)
 
 
-def until(app: weft.App, holds: Any) -> dict[str, Any]:
+def until(app: perkey.App, holds: Any) -> dict[str, Any]:
     """The first snapshot whose one partition is so."""
 
     def found() -> dict[str, Any] | None:

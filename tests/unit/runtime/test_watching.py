@@ -11,27 +11,27 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError
 
-from weft.core.engine import Engine
-from weft.core.events import Assignment, HandlerSpec, Returned
-from weft.errors import ConfigError
-from weft.kafka.failures import Refusals
-from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled
-from weft.observe.halts import halt_sentence
-from weft.runtime.calls.loops import HandlerLoop
-from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.member import Member as MemberOfRun
-from weft.runtime.member.run_log import RunLog
-from weft.runtime.run import watching
-from weft.runtime.run.run_snapshot import of_brokers
-from weft.runtime.run.watching import (
+from perkey.core.engine import Engine
+from perkey.core.events import Assignment, HandlerSpec, Returned
+from perkey.errors import ConfigError
+from perkey.kafka.failures import Refusals
+from perkey.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled
+from perkey.observe.halts import halt_sentence
+from perkey.runtime.calls.loops import HandlerLoop
+from perkey.runtime.door import Door
+from perkey.runtime.handling import HandlerPlan
+from perkey.runtime.member.member import Member as MemberOfRun
+from perkey.runtime.member.run_log import RunLog
+from perkey.runtime.run import watching
+from perkey.runtime.run.run_snapshot import of_brokers
+from perkey.runtime.run.watching import (
     LONG_CALL_S,
     OUTPUTS_LATE_S,
     UNASSIGNED_S,
     Watching,
     why_unassigned,
 )
-from weft.types import Record
+from perkey.types import Record
 
 
 class Kept(RunLog):

@@ -18,8 +18,8 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
 import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
-from weft.cli.run import properties_of
-from weft.spark.fleet.settings import OURS, fleet_settings
+from perkey.cli.run import properties_of
+from perkey.spark.fleet.settings import OURS, fleet_settings
 
 FOLDER = Path(__file__).parents[3] / "ops" / "kubernetes"
 VERSIONS = ("1.31", "1.37")
@@ -86,10 +86,10 @@ def test_pods_have_time_to_drain(name) -> None:
 
 
 def test_the_driver_is_called_with_what_it_takes() -> None:
-    """Its options are Weft's own, its ports those of the Service, its image that of executors."""
+    """Its options are Perkey's own, its ports those of the Service, its image that of executors."""
     pod = named("Deployment", "geofence-driver")["spec"]["template"]["spec"]
     words = pod["containers"][0]["args"]
-    assert words[:3] == ["weft", "run", "app:app"]
+    assert words[:3] == ["perkey", "run", "app:app"]
     options = dict(
         word.removeprefix("--").split("=", 1) for word in words[3:] if "conf" not in word
     )
@@ -99,7 +99,7 @@ def test_the_driver_is_called_with_what_it_takes() -> None:
     assert settings.wait_s == 300
     service = named("Service", conf["spark.driver.host"])
     ports = {one["name"]: one["port"] for one in service["spec"]["ports"]}
-    wanted = ("spark.driver.port", "spark.blockManager.port", "weft.control.port")
+    wanted = ("spark.driver.port", "spark.blockManager.port", "perkey.control.port")
     assert [str(ports[name]) for name in ("driver", "blocks", "control")] == [
         conf[name] for name in wanted
     ]
@@ -123,7 +123,7 @@ def test_the_operators_resource_has_its_fields() -> None:
 
 
 def test_the_image_has_what_it_copies() -> None:
-    """Every file that the Dockerfile copies exists, and Weft is installed with Spark's packages."""
+    """Every file that the Dockerfile copies exists, and Perkey is installed with Spark's packages."""
     lines = (FOLDER / "Dockerfile").read_text().splitlines()
     sources = [word for one in lines if one.startswith("COPY") for word in one.split()[1:-1]]
     root = FOLDER.parents[1]
@@ -197,16 +197,16 @@ def test_scripts_are_shell() -> None:
     secret = named("Secret", "geofence-kafka")["stringData"]
     assert all(f"$(secret {name})" in text for name in secret)
     assert not any(value in text for value in secret.values() if value != "geofence")
-    assert set(OURS) >= {"weft.control.port", "weft.control.wait_s"}
+    assert set(OURS) >= {"perkey.control.port", "perkey.control.wait_s"}
 
 
 def test_a_pod_without_its_secret_reports_it() -> None:
     """One line that names the variable and where it comes from, exit code 2."""
     given = {"KAFKA_BOOTSTRAP": "h:1", "KAFKA_USERNAME": "u", "GROUP": "g"}
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "run", "app:app"], cwd=FOLDER, capture_output=True, text=True,
+        [sys.executable, "-m", "perkey", "run", "app:app"], cwd=FOLDER, capture_output=True, text=True,
         timeout=100, check=False, env={"PATH": os.environ["PATH"], **given},
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("weft: KAFKA_PASSWORD is not in this pod's environment: apply ")
+    assert done.stderr.startswith("perkey: KAFKA_PASSWORD is not in this pod's environment: apply ")
     assert done.stderr.count("\n") == 1

@@ -7,24 +7,24 @@ import threading
 import time
 from itertools import pairwise
 
-import weft
-from weft.testing import VirtualClock, run
+import perkey
+from perkey.testing import VirtualClock, run
 
 
-def app_with(**options: object) -> tuple[weft.App, object]:
+def app_with(**options: object) -> tuple[perkey.App, object]:
     """An app, and the decorator of its one handler."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
     return app, app.consume("orders", **options)
 
 
 def test_retry_delays_take_no_real_time() -> None:
     """Four delays of 30 s pass in a moment, and each is as long as asked."""
     clock = VirtualClock()
-    app, consume = app_with(retry=weft.Retry(attempts=5, delay_s=30, multiplier=1, jitter=0))
+    app, consume = app_with(retry=perkey.Retry(attempts=5, delay_s=30, multiplier=1, jitter=0))
     at: list[tuple[float, float]] = []
 
     @consume
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         at.append((clock.now(), time.monotonic()))
         if record.attempt < 5:
             raise ValueError
@@ -45,7 +45,7 @@ def test_time_is_not_skipped_while_a_handler_runs() -> None:
     app, consume = app_with(timeout_s=60)
 
     @consume
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(0.2)
 
     (result,) = run(app, [b"1"], clock=clock)
@@ -57,10 +57,10 @@ def test_time_is_not_skipped_while_a_handler_runs() -> None:
 def test_a_time_out_comes_when_the_handler_waits_on_the_clock() -> None:
     """`await clock.sleep_async(600)` against `timeout_s=100`: cancelled, in no time."""
     clock = VirtualClock()
-    app, consume = app_with(timeout_s=100, retry=weft.Retry(attempts=1))
+    app, consume = app_with(timeout_s=100, retry=perkey.Retry(attempts=1))
 
     @consume
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await clock.sleep_async(600)
 
     began = time.monotonic()
@@ -72,10 +72,10 @@ def test_a_time_out_comes_when_the_handler_waits_on_the_clock() -> None:
 
 def test_a_real_time_out_still_happens() -> None:
     """A handler that waits outside of the clock is timed out in real time."""
-    app, consume = app_with(timeout_s=0.1, retry=weft.Retry(attempts=1))
+    app, consume = app_with(timeout_s=0.1, retry=perkey.Retry(attempts=1))
 
     @consume
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(30)
 
     (result,) = run(app, [b"1"], clock=VirtualClock())
@@ -88,7 +88,7 @@ def test_plain_handlers_wait_on_it_too() -> None:
     app, consume = app_with(concurrency=2, ordering="unordered")
 
     @consume
-    def handle(record: weft.Record) -> None:
+    def handle(record: perkey.Record) -> None:
         clock.sleep(20)
 
     began = time.monotonic()

@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.kafka.ports import Delivery, OutMessage
-from weft.testing import MemoryKafka
-from weft.testing.crash import Mortal
-from weft.testing.memory_cluster import PARTITIONS_MAX, murmur2
-from weft.testing.memory_producer import MemoryProducer
+import perkey
+from perkey.kafka.ports import Delivery, OutMessage
+from perkey.testing import MemoryKafka
+from perkey.testing.crash import Mortal
+from perkey.testing.memory_cluster import PARTITIONS_MAX, murmur2
+from perkey.testing.memory_producer import MemoryProducer
 
-SOON = weft.Commit(interval_s=0.01)
+SOON = perkey.Commit(interval_s=0.01)
 
 
-def app_on(broker: MemoryKafka, seen: list[int], **options: Any) -> weft.App:
+def app_on(broker: MemoryKafka, seen: list[int], **options: Any) -> perkey.App:
     """An app with one handler that remembers offsets."""
     kafka = {"bootstrap.servers": broker.bootstrap, **options.pop("kafka", {})}
     on_lost = options.pop("on_offset_lost", "stop")
-    app = weft.App(group="g", kafka=kafka, on_offset_lost=on_lost)
+    app = perkey.App(group="g", kafka=kafka, on_offset_lost=on_lost)
 
     @app.consume("orders", **{"commit": SOON, **options})
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         await asyncio.sleep(0.001)
         seen.append(record.offset)
 
@@ -88,8 +88,8 @@ def test_outputs_that_fail_are_attempts_that_failed(orders: MemoryKafka) -> None
     """The record is handled again, and done when its output is there."""
     orders.create_topic("out")
     orders.fail_next("produce", "POLICY_VIOLATION", times=3)
-    app = weft.App(group="g", kafka={"bootstrap.servers": orders.bootstrap})
-    retry = weft.Retry(attempts=5, delay_s=0.01)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": orders.bootstrap})
+    retry = perkey.Retry(attempts=5, delay_s=0.01)
     app.consume("orders", output="out", retry=retry)(lambda record: record.value)
     report = app.run(until="drained")
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 20, 3)
@@ -111,7 +111,7 @@ def test_expired_members_lose_and_come_back(orders: MemoryKafka) -> None:
     """Partitions are lost, the member joins again and goes on from the last commit."""
     told: list[str] = []
     seen: list[int] = []
-    app = weft.App(
+    app = perkey.App(
         group="g",
         kafka={"bootstrap.servers": orders.bootstrap},
         on_assign=lambda _: told.append("assign"),
@@ -120,7 +120,7 @@ def test_expired_members_lose_and_come_back(orders: MemoryKafka) -> None:
     expired = threading.Event()
 
     @app.consume("orders", commit=SOON, concurrency=1)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         seen.append(record.offset)
         if len(seen) == 8:
             orders.expire_members("g")
@@ -138,7 +138,7 @@ def test_two_groups_do_not_see_each_other(orders: MemoryKafka) -> None:
     """Each handles everything and has its own progress."""
     seen: list[int] = []
     app_on(orders, seen).run(until="drained")
-    other = weft.App(group="other", kafka={"bootstrap.servers": orders.bootstrap})
+    other = perkey.App(group="other", kafka={"bootstrap.servers": orders.bootstrap})
     other.consume("orders")(lambda record: seen.append(record.offset))
     other.run(until="drained")
     assert sorted(seen) == sorted([*range(20), *range(20)])
@@ -175,8 +175,8 @@ def test_produce_reports_where_the_record_is(memory_broker: MemoryKafka) -> None
     """Topic, partition, offset, key; `records` gives it back."""
     memory_broker.create_topic("t", 3)
     sent = memory_broker.produce("t", "v", "k", partition=2, headers=(("h", None),), timestamp_ms=5)
-    assert sent == weft.Sent("t", 2, 0, b"k")
-    assert memory_broker.records("t") == [weft.Record("t", 2, 0, 5, b"k", b"v", (("h", None),))]
+    assert sent == perkey.Sent("t", 2, 0, b"k")
+    assert memory_broker.records("t") == [perkey.Record("t", 2, 0, 5, b"k", b"v", (("h", None),))]
 
 
 def test_a_full_producer_refuses(memory_broker: MemoryKafka) -> None:
@@ -241,7 +241,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
 )
 def test_bad_calls_are_refused_in_one_line(orders: MemoryKafka, doing: Any, match: str) -> None:
     """The line names the thing."""
-    with pytest.raises(weft.ConfigError, match=match) as error:
+    with pytest.raises(perkey.ConfigError, match=match) as error:
         doing(orders)
     assert "\n" not in str(error.value)
 
@@ -265,21 +265,21 @@ def test_an_address_that_is_closed_is_bad_input() -> None:
     """An app on a broker of a test that is over gets one line, not a stall."""
     with MemoryKafka() as broker:
         address = broker.bootstrap
-    app = weft.App(group="g", kafka={"bootstrap.servers": address})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": address})
     app.consume("t")(lambda _: None)
-    with pytest.raises(weft.ConfigError, match="in-memory broker does not exist"):
+    with pytest.raises(perkey.ConfigError, match="in-memory broker does not exist"):
         app.run(until="drained")
 
 
 def test_properties_are_checked_as_for_a_real_broker(orders: MemoryKafka) -> None:
     """A typo in a librdkafka property is found in the test, not in production."""
-    with pytest.raises(weft.ConfigError, match=r"auto\.offset\.rest"):
+    with pytest.raises(perkey.ConfigError, match=r"auto\.offset\.rest"):
         app_on(orders, [], kafka={"auto.offset.rest": "latest"}).run(until="drained")
 
 
 def test_the_package_costs_little_to_load() -> None:
-    """Pytest loads the plugin everywhere Weft is installed: without librdkafka and pydantic."""
-    code = "import sys, weft.testing.plugin; print([m for m in ('confluent_kafka', 'pydantic') if m in sys.modules])"
+    """Pytest loads the plugin everywhere Perkey is installed: without librdkafka and pydantic."""
+    code = "import sys, perkey.testing.plugin; print([m for m in ('confluent_kafka', 'pydantic') if m in sys.modules])"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=60
     )

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.testing import MemoryKafka
-from weft.testing.crash import POINTS
+import perkey
+from perkey.testing import MemoryKafka
+from perkey.testing.crash import POINTS
 
 RECORDS, KEYS, CONCURRENCY = 60, 7, 4
-SOON = weft.Commit(interval_s=0.01, max_records=5)
+SOON = perkey.Commit(interval_s=0.01, max_records=5)
 
 
 class Orders:
@@ -26,7 +26,7 @@ class Orders:
         #: what happens at the nth call
         self.at_call: dict[int, Callable[[], None]] = {}
         self.lanes: defaultdict[bytes | None, list[int]] = defaultdict(list)
-        self.app = weft.App(group="g", kafka={"bootstrap.servers": broker.bootstrap})
+        self.app = perkey.App(group="g", kafka={"bootstrap.servers": broker.bootstrap})
         broker.create_topic("orders", 3)
         broker.create_topic("out")
         for number in range(RECORDS):
@@ -36,20 +36,20 @@ class Orders:
             handler
         )
 
-    def _note(self, record: weft.Record) -> bytes:
+    def _note(self, record: perkey.Record) -> bytes:
         self.calls.append((record.partition, record.offset))
         self.at_call.pop(len(self.calls), lambda: None)()
         self.lanes[record.key].append(int(record.value))
         return record.value
 
-    async def on_loop(self, record: weft.Record) -> bytes:
+    async def on_loop(self, record: perkey.Record) -> bytes:
         await asyncio.sleep(0.0005)
         return self._note(record)
 
-    def on_thread(self, record: weft.Record) -> bytes:
+    def on_thread(self, record: perkey.Record) -> bytes:
         return self._note(record)
 
-    def run(self) -> weft.RunReport:
+    def run(self) -> perkey.RunReport:
         return self.app.run(until="drained")
 
 
@@ -107,11 +107,11 @@ def test_only_in_flight_records_repeat_with_commit_each(memory_broker: MemoryKaf
     memory_broker.create_topic("orders", 1)
     for number in range(RECORDS):
         memory_broker.produce("orders", str(number), key=str(number))
-    app = weft.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
     calls: Counter[int] = Counter()
 
-    @app.consume("orders", concurrency=CONCURRENCY, commit=weft.Commit(each=True))
-    async def handle(record: weft.Record) -> None:
+    @app.consume("orders", concurrency=CONCURRENCY, commit=perkey.Commit(each=True))
+    async def handle(record: perkey.Record) -> None:
         calls[record.offset] += 1
 
     memory_broker.crash_at("after_handler", 25)
@@ -142,11 +142,11 @@ def test_at_most_once_never_repeats(memory_broker: MemoryKafka) -> None:
     memory_broker.create_topic("orders", 2)
     for number in range(RECORDS):
         memory_broker.produce("orders", str(number), key=str(number % KEYS))
-    app = weft.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
     calls: Counter[tuple[int, int]] = Counter()
 
-    @app.consume("orders", concurrency=CONCURRENCY, delivery="at_most_once", retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())  # fmt: skip
-    async def handle(record: weft.Record) -> None:
+    @app.consume("orders", concurrency=CONCURRENCY, delivery="at_most_once", retry=perkey.Retry(attempts=1), on_exhausted=perkey.Skip())  # fmt: skip
+    async def handle(record: perkey.Record) -> None:
         calls[record.partition, record.offset] += 1
 
     memory_broker.crash_at("before_handler", 20)
@@ -159,5 +159,5 @@ def test_at_most_once_never_repeats(memory_broker: MemoryKafka) -> None:
 @pytest.mark.parametrize(("point", "nth"), [("nowhere", 1), ("revoked", 0)])
 def test_bad_points_are_refused(memory_broker: MemoryKafka, point: Any, nth: int) -> None:
     """One line that names the choices."""
-    with pytest.raises(weft.ConfigError, match="crash_at"):
+    with pytest.raises(perkey.ConfigError, match="crash_at"):
         memory_broker.crash_at(point, nth)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.crash import POINTS
+from perkey.testing.crash import POINTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "testing.md"
 

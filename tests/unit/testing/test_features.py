@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.testing import VirtualClock, run
+import perkey
+from perkey.testing import VirtualClock, run
 
 RECORDS = [(f"key {number % 3}", number) for number in range(12)]
 
 
-def make_app() -> weft.App:
+def make_app() -> perkey.App:
     """An app whose cluster does not exist."""
-    return weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    return perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
 
 
-def process_id(record: weft.Record) -> weft.Produce:
+def process_id(record: perkey.Record) -> perkey.Produce:
     """A handler that another process can import."""
-    return weft.Produce(str(os.getpid()), topic="out")
+    return perkey.Produce(str(os.getpid()), topic="out")
 
 
 def test_a_batch_lingers_on_the_virtual_clock() -> None:
@@ -29,8 +29,8 @@ def test_a_batch_lingers_on_the_virtual_clock() -> None:
     app, clock = make_app(), VirtualClock()
     sizes: list[int] = []
 
-    @app.consume("orders", batch=weft.Batch(max_records=5, linger_s=60))
-    async def handle(batch: weft.RecordBatch) -> None:
+    @app.consume("orders", batch=perkey.Batch(max_records=5, linger_s=60))
+    async def handle(batch: perkey.RecordBatch) -> None:
         sizes.append(len(batch))
 
     results = run(app, RECORDS, clock=clock)
@@ -44,11 +44,11 @@ def test_prefetched_values_arrive() -> None:
     app = make_app()
     seen: list[tuple[int, Any]] = []
 
-    def load(records: list[weft.Record]) -> list[int]:
+    def load(records: list[perkey.Record]) -> list[int]:
         return [10 * record.offset for record in records]
 
     @app.consume("orders", prefetch=load)
-    def handle(record: weft.Record) -> None:
+    def handle(record: perkey.Record) -> None:
         seen.append((record.offset, record.prefetched))
 
     run(app, RECORDS)
@@ -64,20 +64,20 @@ def test_processes_run_elsewhere() -> None:
     assert {result.returned.value for result in results}.isdisjoint({str(os.getpid())})
 
 
-@weft.decoder
-async def after_an_outage(record: weft.Record) -> str:
+@perkey.decoder
+async def after_an_outage(record: perkey.Record) -> str:
     """A decoder whose registry is away at a record's first attempt."""
     if record.attempt == 1:
         raise ConnectionError("away")
     return record.value.decode() + record.topic
 
 
-@pytest.mark.parametrize("batch", [None, weft.Batch(max_records=4)])
-def test_decoders_are_awaited_in_worker_processes(batch: weft.Batch | None) -> None:
+@pytest.mark.parametrize("batch", [None, perkey.Batch(max_records=4)])
+def test_decoders_are_awaited_in_worker_processes(batch: perkey.Batch | None) -> None:
     """An outage is a failed attempt there too; keys are decoded, outputs keep their bytes."""
     app = make_app()
     function = decoded_pair if batch is None else decoded_pairs
-    options: dict[str, Any] = {"batch": batch, "retry": weft.Retry(delay_s=0)}
+    options: dict[str, Any] = {"batch": batch, "retry": perkey.Retry(delay_s=0)}
     app.consume(
         "orders",
         executor="processes",
@@ -92,13 +92,13 @@ def test_decoders_are_awaited_in_worker_processes(batch: weft.Batch | None) -> N
     assert sent == ({b"1", b"2"} if batch is None else {b"1"})
 
 
-def decoded_pair(record: weft.Record) -> weft.Produce:
+def decoded_pair(record: perkey.Record) -> perkey.Produce:
     """A handler that another process can import."""
     assert (type(record.key), record.value[1:]) == (int, "orders")
-    return weft.Produce(record.value, topic="out")
+    return perkey.Produce(record.value, topic="out")
 
 
-def decoded_pairs(batch: weft.RecordBatch) -> list[weft.Produce]:
+def decoded_pairs(batch: perkey.RecordBatch) -> list[perkey.Produce]:
     """The same of batches."""
     return [decoded_pair(record) for record in batch][:1]
 
@@ -109,10 +109,10 @@ def test_a_ledger_recognises_repeats(tmp_path: Path) -> None:
     handled: list[int] = []
     for _ in range(2):
         app = make_app()
-        ledger = weft.SqlLedger(f"sqlite:///{tmp_path}/ledger.db", id=lambda record: record.value.decode())  # fmt: skip
+        ledger = perkey.SqlLedger(f"sqlite:///{tmp_path}/ledger.db", id=lambda record: record.value.decode())  # fmt: skip
 
         @app.consume("orders", ledger=ledger)
-        def handle(record: weft.Record, tx: Any) -> None:
+        def handle(record: perkey.Record, tx: Any) -> None:
             tx.execute(sqlalchemy.text("select 1"))
             handled.append(record.offset)
 
@@ -126,10 +126,10 @@ def test_every_delivery_works(delivery: str) -> None:
     app = make_app()
     options: dict[str, Any] = {}
     if delivery == "at_most_once":
-        options = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
+        options = {"retry": perkey.Retry(attempts=1), "on_exhausted": perkey.Skip()}
 
     @app.consume("orders", output="out", delivery=delivery, **options)
-    async def handle(record: weft.Record) -> bytes:
+    async def handle(record: perkey.Record) -> bytes:
         return record.value
 
     results = run(app, RECORDS)

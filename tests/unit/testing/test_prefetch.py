@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.testing import MemoryKafka, run
+import perkey
+from perkey.testing import MemoryKafka, run
 
 ONCE_MORE: dict[str, Any] = {
     "timeout_s": 0.05,
-    "retry": weft.Retry(attempts=2, delay_s=0),
-    "on_exhausted": weft.Skip(),
+    "retry": perkey.Retry(attempts=2, delay_s=0),
+    "on_exhausted": perkey.Skip(),
 }
-BATCHES = pytest.mark.parametrize("batch", [None, weft.Batch(max_records=4, linger_s=0.01)])
+BATCHES = pytest.mark.parametrize("batch", [None, perkey.Batch(max_records=4, linger_s=0.01)])
 
 
-def make_app(bootstrap: str = "nowhere:9092") -> weft.App:
+def make_app(bootstrap: str = "nowhere:9092") -> perkey.App:
     """An app on this cluster."""
-    return weft.App(group="g", kafka={"bootstrap.servers": bootstrap})
+    return perkey.App(group="g", kafka={"bootstrap.servers": bootstrap})
 
 
 @BATCHES
-def test_an_async_prefetch_that_never_answers_is_timed_out(batch: weft.Batch | None) -> None:
+def test_an_async_prefetch_that_never_answers_is_timed_out(batch: perkey.Batch | None) -> None:
     """timeout_s ends the load, too: a hung service holds no record for ever."""
     app = make_app()
 
-    async def load(records: Sequence[weft.Record]) -> list[Any]:
+    async def load(records: Sequence[perkey.Record]) -> list[Any]:
         await asyncio.Event().wait()
         return []
 
@@ -46,11 +46,11 @@ def test_an_async_prefetch_that_never_answers_is_timed_out(batch: weft.Batch | N
 
 
 @BATCHES
-def test_a_time_out_that_came_during_prefetch_ends_the_call(batch: weft.Batch | None) -> None:
+def test_a_time_out_that_came_during_prefetch_ends_the_call(batch: perkey.Batch | None) -> None:
     """It counts again from when the record is handed on, with every loader at rest."""
     app = make_app()
 
-    def load(records: Sequence[weft.Record]) -> list[int]:
+    def load(records: Sequence[perkey.Record]) -> list[int]:
         time.sleep(0.2)  # longer than timeout_s: the engine's time-out comes meanwhile
         return [1] * len(records)
 
@@ -71,16 +71,16 @@ def test_a_generator_releases_though_no_further_record_comes(
     memory_broker.produce("orders", b"1")
     app, released = make_app(memory_broker.bootstrap), threading.Event()
 
-    def load(records: Sequence[weft.Record]) -> Iterator[list[int]]:
+    def load(records: Sequence[perkey.Record]) -> Iterator[list[int]]:
         yield [1] * len(records)
         released.set()
 
-    async def load_async(records: Sequence[weft.Record]) -> AsyncIterator[list[int]]:
+    async def load_async(records: Sequence[perkey.Record]) -> AsyncIterator[list[int]]:
         yield [1] * len(records)
         released.set()
 
     @app.consume("orders", prefetch=load if kind == "plain" else load_async)
-    def handle(record: weft.Record) -> None: ...
+    def handle(record: perkey.Record) -> None: ...
 
     running = app.start()
     try:

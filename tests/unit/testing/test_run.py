@@ -1,4 +1,4 @@
-"""`weft.testing.run`: what it takes, what it returns, and what it refuses."""
+"""`perkey.testing.run`: what it takes, what it returns, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import weft
-from weft.testing import MemoryKafka, VirtualClock, run
+import perkey
+from perkey.testing import MemoryKafka, VirtualClock, run
 
 
-def make_app(topic: Any = "orders", **options: Any) -> tuple[weft.App, list[weft.Record]]:
+def make_app(topic: Any = "orders", **options: Any) -> tuple[perkey.App, list[perkey.Record]]:
     """An app with one handler that only remembers; its cluster does not exist."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
-    seen: list[weft.Record] = []
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    seen: list[perkey.Record] = []
 
     @app.consume(topic, **options)
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         seen.append(record)
 
     return app, seen
@@ -57,9 +57,9 @@ def test_a_record_goes_where_it_says() -> None:
     """Topic, partition, offset, headers and time are kept, and offsets left out are gaps."""
     app, seen = make_app(["a", "b"])
     given = [
-        weft.Record("a", 2, 5, 1_000, b"k", b"1", (("h", b"x"),)),
-        weft.Record("a", 2, 9, 2_000, b"k", b"2"),
-        weft.Record("b", 0, 0, 3_000, None, b"3"),
+        perkey.Record("a", 2, 5, 1_000, b"k", b"1", (("h", b"x"),)),
+        perkey.Record("a", 2, 9, 2_000, b"k", b"2"),
+        perkey.Record("b", 0, 0, 3_000, None, b"3"),
     ]
     results = run(app, given)
     assert sorted(seen) == sorted(given)
@@ -79,11 +79,11 @@ def test_keys_are_spread_as_a_producer_spreads_them() -> None:
 
 def test_results_come_in_the_order_of_completion() -> None:
     """A fast record is reported before a slow one that came first."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
     ended = {b"b": asyncio.Event(), b"c": asyncio.Event()}
 
     @app.consume("orders")
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         if record.value:
             await ended[record.value].wait()
         if record.key in ended:
@@ -95,11 +95,11 @@ def test_results_come_in_the_order_of_completion() -> None:
 
 def test_plain_functions_and_outputs_work_too() -> None:
     """A `def` handler with outputs; topics that it names are made, others when written to."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
 
     @app.consume("orders", output="out", value="json")
-    def handle(record: weft.Record) -> Any:
-        return [weft.Produce(record.value), weft.Produce("else", topic="other")]
+    def handle(record: perkey.Record) -> Any:
+        return [perkey.Produce(record.value), perkey.Produce("else", topic="other")]
 
     (result,) = run(app, [("k", {"a": 1})])
     assert [(sent.topic, sent.key) for sent in result.outputs] == [("out", b"k"), ("other", b"k")]
@@ -108,13 +108,13 @@ def test_plain_functions_and_outputs_work_too() -> None:
 
 def test_dead_letters_parked_and_skipped_are_outcomes() -> None:
     """Every way in which a record ends is a result."""
-    policies = [weft.Park(), weft.Skip(), weft.DeadLetter("{topic}.dlq"), weft.Stop()]
+    policies = [perkey.Park(), perkey.Skip(), perkey.DeadLetter("{topic}.dlq"), perkey.Stop()]
     outcomes = []
     for policy in policies:
-        app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+        app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
 
-        @app.consume("orders", retry=weft.Retry(attempts=1), on_exhausted=policy)
-        def handle(record: weft.Record) -> None:
+        @app.consume("orders", retry=perkey.Retry(attempts=1), on_exhausted=policy)
+        def handle(record: perkey.Record) -> None:
             raise ValueError(record.value)
 
         outcomes += [result.outcome for result in run(app, [b"1"])]
@@ -133,7 +133,7 @@ def test_the_app_is_as_before() -> None:
 
 def test_a_result_has_the_value_that_the_handler_saw() -> None:
     """Decoded as the handler of its topic asks; bytes where that fails; a tombstone is None."""
-    app, _seen = make_app("orders", value="json", retry=weft.Retry(1), on_exhausted=weft.Skip())
+    app, _seen = make_app("orders", value="json", retry=perkey.Retry(1), on_exhausted=perkey.Skip())
     app.consume("lines", value="str")(lambda _: None)
     app.consume("raw")(lambda _: None)
     values = [
@@ -144,7 +144,7 @@ def test_a_result_has_the_value_that_the_handler_saw() -> None:
         ("raw", b"r"),
     ]
     results = run(
-        app, [weft.Record(topic, 0, n, 0, None, v) for n, (topic, v) in enumerate(values)]
+        app, [perkey.Record(topic, 0, n, 0, None, v) for n, (topic, v) in enumerate(values)]
     )
     found = sorted(((r.record.topic, r.record.offset, r.record.value) for r in results), key=str)
     assert found == [
@@ -158,7 +158,7 @@ def test_a_result_has_the_value_that_the_handler_saw() -> None:
 
 def test_on_result_and_the_lifespan_are_served() -> None:
     """The app's own callback and state work as in production."""
-    told: list[weft.Result] = []
+    told: list[perkey.Result] = []
 
     class Lifespan:
         async def __aenter__(self) -> str:
@@ -167,7 +167,7 @@ def test_on_result_and_the_lifespan_are_served() -> None:
         async def __aexit__(self, *_: object) -> None:
             told.append("closed")
 
-    app = weft.App(
+    app = perkey.App(
         group="g",
         kafka={"bootstrap.servers": "nowhere:9092"},
         lifespan=Lifespan,
@@ -176,7 +176,7 @@ def test_on_result_and_the_lifespan_are_served() -> None:
     states = []
 
     @app.consume("orders")
-    async def handle(record: weft.Record) -> None:
+    async def handle(record: perkey.Record) -> None:
         states.append(app.state)
 
     results = run(app, [b"1"])
@@ -197,42 +197,45 @@ def test_a_broker_of_ones_own_continues_where_it_was() -> None:
 def test_patterns_take_records_that_name_their_topic() -> None:
     """A pattern has no topic of its own, so the Record's is made."""
     app, seen = make_app("^gps\\..*")
-    run(app, [weft.Record("gps.a", 0, 0, 0, None, b"1"), weft.Record("gps.b", 0, 0, 0, None, b"2")])
+    run(
+        app,
+        [perkey.Record("gps.a", 0, 0, 0, None, b"1"), perkey.Record("gps.b", 0, 0, 0, None, b"2")],
+    )
     assert {record.topic for record in seen} == {"gps.a", "gps.b"}
 
 
 @pytest.mark.parametrize(
     ("topics", "records", "match"),
     [
-        (["a", "b"], [b"1"], "give weft.Record"),
+        (["a", "b"], [b"1"], "give perkey.Record"),
         ("^a.*", [b"1"], "patterns only"),
         ("a", [("k", "v", "x")], "tuple of 3"),
         ("a", [(7, "v")], "key 7"),
         ("a", [object()], "type object"),
-        ("a", [weft.Record("a", 0, 0, 0, None, b"")] * 2, "offset 0 is taken"),
+        ("a", [perkey.Record("a", 0, 0, 0, None, b"")] * 2, "offset 0 is taken"),
     ],
 )
 def test_bad_records_are_refused_in_one_line(topics: Any, records: list[Any], match: str) -> None:
     """The line names the thing and the cure."""
     app, _ = make_app(topics)
-    with pytest.raises(weft.ConfigError, match=match) as error:
+    with pytest.raises(perkey.ConfigError, match=match) as error:
         run(app, records)
     assert "\n" not in str(error.value)
 
 
 def test_clock_and_broker_do_not_go_together() -> None:
     """The broker has a clock of its own."""
-    with MemoryKafka() as broker, pytest.raises(weft.ConfigError, match="MemoryKafka"):
+    with MemoryKafka() as broker, pytest.raises(perkey.ConfigError, match="MemoryKafka"):
         run(make_app()[0], [], clock=VirtualClock(), broker=broker)
 
 
 def test_a_run_that_never_ends_is_a_timeout() -> None:
     """With what it was at in the message, and it is stopped."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"}, drain_timeout_s=0.1)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"}, drain_timeout_s=0.1)
     release = threading.Event()
 
     @app.consume("orders")
-    def hang(record: weft.Record) -> None:
+    def hang(record: perkey.Record) -> None:
         release.wait(20)
 
     with pytest.raises(TimeoutError, match="in_flight"):
@@ -242,14 +245,14 @@ def test_a_run_that_never_ends_is_a_timeout() -> None:
 
 def test_a_run_that_breaks_is_an_error() -> None:
     """All slots overdue for ten time-outs: a FatalError, not a short list of results."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"}, drain_timeout_s=0.1)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"}, drain_timeout_s=0.1)
     release = threading.Event()
 
     @app.consume("orders", concurrency=1, timeout_s=0.01)
-    def hang(record: weft.Record) -> None:
+    def hang(record: perkey.Record) -> None:
         release.wait(20)
 
-    with pytest.raises(weft.FatalError, match="overdue"):
+    with pytest.raises(perkey.FatalError, match="overdue"):
         run(app, [b"1"])
     release.set()
 
@@ -267,13 +270,13 @@ def test_it_takes_no_time_worth_naming() -> None:
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_what_was_put_out_can_be_looked_at(delivery):
     """Where it went, under which key, and what is in it."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
 
     @app.consume("t", output="out", delivery=delivery)
     def handle(record):
-        return weft.Produce({"n": 1}, headers=[("kind", "bill")])
+        return perkey.Produce({"n": 1}, headers=[("kind", "bill")])
 
     (result,) = run(app, [("ada", b"1")])
     (sent,) = result.outputs
-    assert sent == weft.Sent("out", 0, sent.offset, b"ada")
+    assert sent == perkey.Sent("out", 0, sent.offset, b"ada")
     assert (sent.value, sent.headers, sent.key) == (b'{"n":1}', (("kind", b"bill"),), b"ada")

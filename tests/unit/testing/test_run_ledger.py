@@ -1,4 +1,4 @@
-"""`weft.testing.run` never opens the app's own database, nor its lifespan where another is given."""
+"""`perkey.testing.run` never opens the app's own database, nor its lifespan where another is given."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sqlite3
 
 import pytest
 
-import weft
-from weft.testing import run
+import perkey
+from perkey.testing import run
 
 
 def app_on(url, **options):
-    app = weft.App(group="pay", kafka={"bootstrap.servers": "kafka.example:9092"}, **options)
+    app = perkey.App(group="pay", kafka={"bootstrap.servers": "kafka.example:9092"}, **options)
 
-    @app.consume("payments", ledger=weft.SqlLedger(url), retry=weft.Retry(attempts=1))
+    @app.consume("payments", ledger=perkey.SqlLedger(url), retry=perkey.Retry(attempts=1))
     def pay(record, tx):
         tx.exec_driver_sql("INSERT INTO paid VALUES (?)", (record.value.decode(),))
 
@@ -50,10 +50,10 @@ def test_the_apps_own_database_is_never_written(tmp_path):
 
 def test_an_execute_that_is_not_awaited_is_a_failed_attempt(tmp_path):
     """It wrote nothing, and the record counted as done."""
-    app = weft.App(group="pay", kafka={"bootstrap.servers": "kafka.example:9092"})
+    app = perkey.App(group="pay", kafka={"bootstrap.servers": "kafka.example:9092"})
     insert = "INSERT INTO paid VALUES ('x')"
 
-    @app.consume("payments", ledger=weft.SqlLedger("sqlite://"), retry=weft.Retry(attempts=1))
+    @app.consume("payments", ledger=perkey.SqlLedger("sqlite://"), retry=perkey.Retry(attempts=1))
     async def pay(record, tx):
         await tx.exec_driver_sql("CREATE TABLE IF NOT EXISTS paid (what TEXT)")
         made = tx.exec_driver_sql(insert)
@@ -69,8 +69,8 @@ def test_an_execute_that_is_not_awaited_is_a_failed_attempt(tmp_path):
 
 def test_a_handler_without_tables_needs_none(tmp_path):
     """The stand-in recognises repeats like any ledger, and is gone afterwards."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
-    by_value = weft.SqlLedger("postgresql://nobody:secret@db.example/pay", id=lambda r: r.value)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
+    by_value = perkey.SqlLedger("postgresql://nobody:secret@db.example/pay", id=lambda r: r.value)
     app.consume("t", ledger=by_value)(lambda record, tx: None)
     assert [one.outcome for one in run(app, [b"a", b"b", b"a"])] == ["done"] * 3
     assert app.handlers[0].ledger is by_value
@@ -79,7 +79,7 @@ def test_a_handler_without_tables_needs_none(tmp_path):
 def test_the_given_database_has_the_writes(tmp_path):
     """`ledger=` names the test's database; the app has its own again afterwards."""
     app = app_on(database(tmp_path / "real.db"))
-    test = weft.SqlLedger(database(tmp_path / "test.db"))
+    test = perkey.SqlLedger(database(tmp_path / "test.db"))
     own = app.handlers[0].ledger
     assert [one.outcome for one in run(app, [b"a", b"b"], ledger=test)] == ["done", "done"]
     assert rows(tmp_path / "test.db") == ["a", "b"]
@@ -89,10 +89,10 @@ def test_the_given_database_has_the_writes(tmp_path):
 
 def test_a_ledger_for_no_one_is_refused():
     """Given to an app without a ledger it would do nothing."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
     app.consume("t")(print)
-    with pytest.raises(weft.ConfigError, match="no handler of this app has a ledger"):
-        run(app, [b"1"], ledger=weft.SqlLedger("sqlite://"))
+    with pytest.raises(perkey.ConfigError, match="no handler of this app has a ledger"):
+        run(app, [b"1"], ledger=perkey.SqlLedger("sqlite://"))
 
 
 def test_a_lifespan_stands_in_for_the_apps_own():
@@ -107,7 +107,7 @@ def test_a_lifespan_stands_in_for_the_apps_own():
     def fake():
         yield "a fake service"
 
-    app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"}, lifespan=real)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"}, lifespan=real)
     seen = []
     app.consume("t")(lambda record: seen.append(app.state))
     run(app, [b"1"], lifespan=fake)
@@ -119,10 +119,10 @@ def test_a_lifespan_stands_in_for_the_apps_own():
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_in_memory(url):
     """SQLite in memory serves as a stand-in: every call sees the same one."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
-    ledger = weft.SqlLedger("postgresql://nobody@db.example/pay", id=lambda record: record.value)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
+    ledger = perkey.SqlLedger("postgresql://nobody@db.example/pay", id=lambda record: record.value)
     handled = []
     app.consume("t", ledger=ledger)(lambda record, tx: handled.append(record.value))
-    results = run(app, [b"a", b"b", b"a", b"c"] * 20, ledger=weft.SqlLedger(url))
+    results = run(app, [b"a", b"b", b"a", b"c"] * 20, ledger=perkey.SqlLedger(url))
     assert {one.outcome for one in results} == {"done"}
     assert sorted(handled) == [b"a", b"b", b"c"]

@@ -26,7 +26,7 @@ def test_they_run_where_something_changed(record, known):
 def test_they_are_skipped_where_nothing_changed(record, monkeypatch):
     """The same files: skipped, with the variable that runs them; with it they run."""
     record.write_text("core core-2\n")
-    with pytest.raises(pytest.skip.Exception, match="WEFT_SEEDS=1 runs them"):
+    with pytest.raises(pytest.skip.Exception, match="PERKEY_SEEDS=1 runs them"):
         seeds.skip_unless_changed("core")
     monkeypatch.setenv(seeds.ALL, "1")
     seeds.skip_unless_changed("core")
@@ -35,9 +35,9 @@ def test_they_are_skipped_where_nothing_changed(record, monkeypatch):
 def test_the_hash_is_of_what_a_simulator_imports():
     """The core and its simulator; of the runtime only for the runtime's seeds."""
     core, runtime = seeds.files("core"), seeds.files("runtime")
-    wanted = {"src/weft/core/engine.py", "src/weft/codec/maps.py", "simulators/core/oracle.py"}
+    wanted = {"src/perkey/core/engine.py", "src/perkey/codec/maps.py", "simulators/core/oracle.py"}
     assert wanted <= core < core | runtime
-    assert "src/weft/runtime/run/watching.py" in runtime - core
+    assert "src/perkey/runtime/run/watching.py" in runtime - core
 
 
 def test_new_seeds_can_be_run_again(monkeypatch, capsys):

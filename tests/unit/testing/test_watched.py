@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 
+from perkey.core import states
+from perkey.core.commits import Commits
+from perkey.core.endings import Endings
+from perkey.core.engine import Engine
+from perkey.core.engine_state import Epochs
+from perkey.core.events import Assignment, HandlerSpec
+from perkey.core.states import InternalError
 from simulators.core.runner import Totals, run_seed
 from simulators.core.watched import TABLES, Edge, every_edge, watched
-from weft.core import states
-from weft.core.commits import Commits
-from weft.core.endings import Endings
-from weft.core.engine import Engine
-from weft.core.engine_state import Epochs
-from weft.core.events import Assignment, HandlerSpec
-from weft.core.states import InternalError
 
 
 def test_changes_by_the_tables_are_remembered() -> None:

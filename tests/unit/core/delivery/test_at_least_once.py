@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec, Returned
-from weft.policies import DeadLetter, Retry
-from weft.types import Sent
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec, Returned
+from perkey.policies import DeadLetter, Retry
+from perkey.types import Sent
 
 
 def test_record_is_done_when_its_outputs_are_acknowledged(make_desk):

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Answer, Failed, HandlerSpec, Returned, Unhandled
-from weft.policies import Batch, Retry, Skip
+from perkey.core import effects as fx
+from perkey.core.events import Answer, Failed, HandlerSpec, Returned, Unhandled
+from perkey.policies import Batch, Retry, Skip
 
 ONCE = HandlerSpec(
     "h",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, offsets
 
-from weft.core import effects as fx
-from weft.core.events import Failed, HandlerSpec
-from weft.policies import Retry
+from perkey.core import effects as fx
+from perkey.core.events import Failed, HandlerSpec
+from perkey.policies import Retry
 
 
 def test_each_holds_slot_and_lane_until_its_commit_is_stored(make_desk):

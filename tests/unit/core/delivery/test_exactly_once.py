@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
-from weft.codec import encode
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.events import Failed, HandlerSpec, Limits, Returned
-from weft.policies import Batch, Retry, Skip
-from weft.types import Record
+from perkey.codec import encode
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.policies import Batch, Retry, Skip
+from perkey.types import Record
 
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=3, delay_s=1.0, jitter=0.0))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from weft.observe.orders import Answer, Order
-from weft.spark.fleet.aggregate import merged
-from weft.spark.fleet.outside import FleetSource, answered
+from perkey.observe.orders import Answer, Order
+from perkey.spark.fleet.aggregate import merged
+from perkey.spark.fleet.outside import FleetSource, answered
 
 
 def shot(name: str, waits: int) -> dict:

@@ -1,4 +1,4 @@
-"""`weft run --engine spark` with wrong input: one line with the cure, exit code 2, no Java."""
+"""`perkey run --engine spark` with wrong input: one line with the cure, exit code 2, no Java."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import weft
-from weft.cli.run import properties_of
+import perkey
+from perkey.cli.run import properties_of
 
 APP = """
-import weft
-app = weft.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"})
+import perkey
+app = perkey.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"})
 
 @app.consume("t")
 def handle(record): ...
@@ -35,9 +35,9 @@ def handle(record): ...
 def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     """What is wrong is told before anything starts."""
     (tmp_path / "cliapp.py").write_text(APP)
-    source = str(Path(weft.__file__).parents[1])
+    source = str(Path(perkey.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", "run", "cliapp:app", "--engine", "spark", *arguments],
+        [sys.executable, "-m", "perkey.cli.main", "run", "cliapp:app", "--engine", "spark", *arguments],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": source, "JAVA_HOME": str(tmp_path)},
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any, Self
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.kafka.admin import StaticMember
-from weft.kafka.ports import KafkaUnavailable
-from weft.spark.fleet import dead_members
-from weft.spark.fleet.dead_members import PUSHES_MAX, DeadMembers
+from perkey.kafka.admin import StaticMember
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.spark.fleet import dead_members
+from perkey.spark.fleet.dead_members import PUSHES_MAX, DeadMembers
 
 NAME = "g-00000000-1"
 #: What a join, a leave and InitProducerId may be answered with, and what librdkafka makes of none.

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from weft.core.states import InternalError
-from weft.spark.fleet import hosting
-from weft.spark.fleet.hosting import Host
-from weft.spark.fleet.limits import ALIVE_EVERY_S, SILENT_S
+from perkey.core.states import InternalError
+from perkey.spark.fleet import hosting
+from perkey.spark.fleet.hosting import Host
+from perkey.spark.fleet.limits import ALIVE_EVERY_S, SILENT_S
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_log_lines_that_are_left_out_are_counted(monkeypatch) -> None:
 
     monkeypatch.setattr(hosting, "LOG_LINES_MAX", 2)
     lines = hosting._ToDriver(SimpleNamespace(send=send))
-    log = logging.getLogger("weft")
+    log = logging.getLogger("perkey")
     with lines.installed(logging.INFO):
         for number in range(5):
             log.info("line %d", number)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.support.waiting import wait_for
 
-from weft.core.engine import Engine
-from weft.core.events import Assignment, HandlerSpec
-from weft.policies import Budget
-from weft.spark.fleet import lending
-from weft.spark.fleet.lending import Borrowing, Lending
-from weft.spark.fleet.slots import Incarnation
-from weft.spark.fleet.wire import WireError
-from weft.types import Record
+from perkey.core.engine import Engine
+from perkey.core.events import Assignment, HandlerSpec
+from perkey.policies import Budget
+from perkey.spark.fleet import lending
+from perkey.spark.fleet.lending import Borrowing, Lending
+from perkey.spark.fleet.slots import Incarnation
+from perkey.spark.fleet.wire import WireError
+from perkey.types import Record
 
 WAIT_S = 60.0
 BUDGET = Budget("b", in_flight=3)
@@ -89,7 +89,7 @@ def asks(driver: Lending, wire: Wire, pid: int):
 
 def test_what_is_lent_to_a_dead_member_is_lent_again_when_that_is_proved(driver, dead, caplog):
     """Its line has ended: nothing. Its process has ended: all of it."""
-    caplog.set_level("INFO", "weft")
+    caplog.set_level("INFO", "perkey")
     lost, other = Wire(), Wire()
     hear(driver, lost, 1, report(1))
     assert lost.calls == 3

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from tests.unit.spark.fleet.test_wire import RUN, SECRET
 
-from weft.broker.process import wait_until
-from weft.spark.fleet import link as links
-from weft.spark.fleet.hosting import Host
-from weft.spark.fleet.link import Link
-from weft.spark.fleet.results import ResultsUp
-from weft.spark.fleet.server import Server
-from weft.spark.fleet.wire import Wire
-from weft.types import Record, Result
+from perkey.broker.process import wait_until
+from perkey.spark.fleet import link as links
+from perkey.spark.fleet.hosting import Host
+from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.results import ResultsUp
+from perkey.spark.fleet.server import Server
+from perkey.spark.fleet.wire import Wire
+from perkey.types import Record, Result
 
 WAIT_S = 60.0
 
@@ -188,7 +188,7 @@ def test_a_listener_that_fails_ends_the_member(driver, link, caplog) -> None:
     link.listen(fails)
     driver.wires[-1].send({"type": "any"})
     assert link.gone.wait(WAIT_S)
-    assert wait_until(lambda: "weft-link died" in caplog.text, WAIT_S)
+    assert wait_until(lambda: "perkey-link died" in caplog.text, WAIT_S)
 
 
 class Run:

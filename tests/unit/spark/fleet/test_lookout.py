@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.spark.fleet.test_roster import Heard, Orders, join
 
-from weft.spark.fleet import lookout
-from weft.spark.fleet.lookout import Lookout
-from weft.spark.fleet.roster import Roster
+from perkey.spark.fleet import lookout
+from perkey.spark.fleet.lookout import Lookout
+from perkey.spark.fleet.roster import Roster
 
 
 class FakeSession:

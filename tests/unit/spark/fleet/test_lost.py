@@ -13,11 +13,11 @@ import pytest
 from tests.support.waiting import wait_for
 from tests.unit.spark.fleet.test_roster import FakeWire, Heard
 
-from weft.kafka.ports import KafkaUnavailable
-from weft.spark.fleet import lookout
-from weft.spark.fleet.lookout import Lost
-from weft.spark.fleet.membership import has_ended, kernel, static_id
-from weft.spark.fleet.roster import Orders, Roster
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.spark.fleet import lookout
+from perkey.spark.fleet.lookout import Lost
+from perkey.spark.fleet.membership import has_ended, kernel, static_id
+from perkey.spark.fleet.roster import Orders, Roster
 
 OURS = "this kernel"
 
@@ -238,6 +238,6 @@ def test_a_process_has_ended_when_no_one_has_waited_for_it_yet(dead) -> None:
 
 def test_one_kernel_is_the_same_for_all_its_processes() -> None:
     """What names it names it for a child, too; where the platform shows it."""
-    code = "from weft.spark.fleet.membership import kernel; print(kernel())"
+    code = "from perkey.spark.fleet.membership import kernel; print(kernel())"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == str(kernel())

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from weft.kafka.admin import StaticMember
-from weft.spark.fleet import lookout, membership
-from weft.spark.fleet.dead_members import driver_is_dead
-from weft.spark.fleet.limits import AWAY_S
-from weft.spark.fleet.lookout import Lookout
-from weft.spark.fleet.membership import (
+from perkey.kafka.admin import StaticMember
+from perkey.spark.fleet import lookout, membership
+from perkey.spark.fleet.dead_members import driver_is_dead
+from perkey.spark.fleet.limits import AWAY_S
+from perkey.spark.fleet.lookout import Lookout
+from perkey.spark.fleet.membership import (
     HEARTBEAT_MS,
     SESSION_MS,
     STRATEGY,
@@ -25,8 +25,8 @@ from weft.spark.fleet.membership import (
     run_of,
     static_id,
 )
-from weft.spark.fleet.server import Server
-from weft.spark.fleet.slots import Slot
+from perkey.spark.fleet.server import Server
+from perkey.spark.fleet.slots import Slot
 
 
 def test_names_and_back() -> None:
@@ -89,7 +89,7 @@ def test_a_driver_is_dead_when_its_port_refuses(monkeypatch) -> None:
 
 def test_a_driver_that_answers_lives(monkeypatch) -> None:
     """Its own run at the port: alive. Another run's channel there: dead. No client id: unknown."""
-    monkeypatch.setattr("weft.spark.fleet.dead_members._DIAL_S", 60.0)  # it answers in the end
+    monkeypatch.setattr("perkey.spark.fleet.dead_members._DIAL_S", 60.0)  # it answers in the end
     server = Server("127.0.0.1", 0, b"s", "0a1b2c3d", None)  # nobody gets as far as an audience
     assert not driver_is_dead(member("0a1b2c3d", server.port))
     assert driver_is_dead(member("99999999", server.port))
@@ -99,7 +99,7 @@ def test_a_driver_that_answers_lives(monkeypatch) -> None:
 
 def test_a_port_that_reports_nothing_proves_nothing(monkeypatch) -> None:
     """Some other program has the port now, or a firewall: the session time-out decides."""
-    monkeypatch.setattr("weft.spark.fleet.dead_members._DIAL_S", 0.2)
+    monkeypatch.setattr("perkey.spark.fleet.dead_members._DIAL_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # its backlog takes the call
         assert not driver_is_dead(member("0a1b2c3d", silent.getsockname()[1]))
 

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from weft.spark.fleet import shipping
+from perkey.spark.fleet import shipping
 
 MODELS = """
 from pydantic import BaseModel, Field

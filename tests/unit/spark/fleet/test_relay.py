@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import weft
-from weft.spark.fleet.results import Relay
+import perkey
+from perkey.spark.fleet.results import Relay
 
 WAIT_S = 60.0
 #: a thread that is to wait has had its chance after so long
@@ -14,7 +14,7 @@ CHANCE_S = 0.3
 
 def relay(wanted: list[bool]) -> Relay:
     """Of an app without callbacks."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     return Relay(app.options, None, wanted.append, None)
 
 
@@ -51,7 +51,7 @@ def test_a_reader_that_comes_as_the_former_one_leaves_is_served() -> None:
             threads[0].join(CHANCE_S)
         wanted.append(on)
 
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     one = Relay(app.options, None, want, None)
     one.begin()
     one.open().close()

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.run.drain import SHORT_MAX
-from weft.spark.fleet.aggregate import merged, percentiles_ms
-from weft.spark.fleet.ending import GroupDrain
-from weft.spark.fleet.lending import Lending
-from weft.spark.fleet.limits import DEATHS_MAX, SILENT_S
-from weft.spark.fleet.results import decoded
-from weft.spark.fleet.roster import Orders, Receivers, Roster
-from weft.spark.fleet.wire import WireError
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.runtime.run.drain import SHORT_MAX
+from perkey.spark.fleet.aggregate import merged, percentiles_ms
+from perkey.spark.fleet.ending import GroupDrain
+from perkey.spark.fleet.lending import Lending
+from perkey.spark.fleet.limits import DEATHS_MAX, SILENT_S
+from perkey.spark.fleet.results import decoded
+from perkey.spark.fleet.roster import Orders, Receivers, Roster
+from perkey.spark.fleet.wire import WireError
 
 PATIENCE_S = 0.2
 
@@ -66,7 +66,7 @@ def heard() -> Heard:
 @pytest.fixture
 def roster(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Roster:
     """A fleet of two of whom nobody is there yet; who does not go is not waited for long."""
-    monkeypatch.setattr("weft.spark.fleet.roster.PREDECESSOR_S", PATIENCE_S)
+    monkeypatch.setattr("perkey.spark.fleet.roster.PREDECESSOR_S", PATIENCE_S)
     orders = Orders(static=True, ends=[["t", 0, 9]], callbacks=[], log_level=20)
     return Roster(2, orders, heard.ears())
 
@@ -400,7 +400,7 @@ def test_results_of_a_line_that_broke_are_taken_before_those_of_the_next(
             others[0].join(PATIENCE_S)
         return decoded(data)
 
-    monkeypatch.setattr("weft.spark.fleet.roster.decoded", slow)
+    monkeypatch.setattr("perkey.spark.fleet.roster.decoded", slow)
     roster.received(0, old, messages[0])
     others[0].join(60)
     assert heard.results == ["first", "second"]
@@ -457,8 +457,8 @@ class FakeAdmin:
 
 def test_drained_is_judged_for_the_group(monkeypatch) -> None:
     """Every end must be committed, or held by a member that says it is finished with it."""
-    monkeypatch.setattr("weft.spark.fleet.ending._ASK_EVERY_S", -1.0)
-    monkeypatch.setattr("weft.spark.fleet.ending._VISIBLE_S", 0.0)
+    monkeypatch.setattr("perkey.spark.fleet.ending._ASK_EVERY_S", -1.0)
+    monkeypatch.setattr("perkey.spark.fleet.ending._VISIBLE_S", 0.0)
     admin = FakeAdmin()
     ends = {("t", 0): 5, ("t", 1): 7, ("t", 2): 0}
     drain = GroupDrain(admin, "g", {("t", 2): 0}, ends)
@@ -477,8 +477,8 @@ def test_drained_is_judged_for_the_group(monkeypatch) -> None:
 
 def test_a_deleted_topic_is_not_drained_for_ever(monkeypatch) -> None:
     """Its records no longer exist; those of others are waited for."""
-    monkeypatch.setattr("weft.spark.fleet.ending._ASK_EVERY_S", -1.0)
-    monkeypatch.setattr("weft.runtime.run.drain.LOGS_EVERY_S", -1.0)
+    monkeypatch.setattr("perkey.spark.fleet.ending._ASK_EVERY_S", -1.0)
+    monkeypatch.setattr("perkey.runtime.run.drain.LOGS_EVERY_S", -1.0)
     admin = FakeAdmin()
     drain = GroupDrain(admin, "g", {}, {("t", 0): 5, ("u", 0): 7})
     admin.logs = {("u", 0): 7}
@@ -520,7 +520,7 @@ def test_snapshots_add_up() -> None:
 def test_a_member_that_does_not_report_is_silent(roster, monkeypatch) -> None:
     """Suspended, or cut off without an end of its line: what it reported last does not hold."""
     now = [time.monotonic()]
-    monkeypatch.setattr("weft.spark.fleet.slots.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("perkey.spark.fleet.slots.time.monotonic", lambda: now[0])
     wire = join(roster)
     reports(roster, 0, wire, 0)
     now[0] += SILENT_S - 0.1

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.unit.spark.fleet.test_wire import RUN, SECRET
 
-from weft.spark.fleet.limits import UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_ONE_MAX
-from weft.spark.fleet.server import Server, Unauthenticated
-from weft.spark.fleet.wire import Wire, introduce
+from perkey.spark.fleet.limits import UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_ONE_MAX
+from perkey.spark.fleet.server import Server, Unauthenticated
+from perkey.spark.fleet.wire import Wire, introduce
 
 
 class Crowd:
@@ -61,7 +61,7 @@ def dial(server: Server) -> socket.socket:
 
 def test_strangers_do_not_lock_members_out(server, crowd, monkeypatch) -> None:
     """Connections that only hold their place give it up to a member that dials."""
-    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 0.0)
+    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 0.0)
     strangers = [dial(server) for _ in range(UNAUTHENTICATED_MAX + 5)]
     for one in strangers:
         one.sendall(b"x") if one.fileno() >= 0 else None
@@ -133,7 +133,7 @@ class FakeWire:
 )
 def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monkeypatch) -> None:
     """At the limit the oldest of the address goes, or of the largest crowd; never a young one."""
-    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 60.0 if young else 0.0)
+    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 60.0 if young else 0.0)
     strangers = Unauthenticated()
     wires = [FakeWire() for _ in there]
     for wire, address in zip(wires, there, strict=True):
@@ -146,7 +146,7 @@ def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monk
 
 def test_a_place_is_given_back(monkeypatch) -> None:
     """Who has proved itself does not count."""
-    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 60.0)
+    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 60.0)
     strangers = Unauthenticated()
     wires = [FakeWire() for _ in range(UNAUTHENTICATED_OF_ONE_MAX)]
     for wire in wires:

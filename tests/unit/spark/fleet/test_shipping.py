@@ -14,23 +14,23 @@ from typing import Any
 
 import pytest
 
-import weft
-from weft.spark.fleet import shipping
-from weft.spark.fleet.results import decoded, encoded
-from weft.spark.fleet.shipping import dumps
-from weft.types import Record, Result
+import perkey
+from perkey.spark.fleet import shipping
+from perkey.spark.fleet.results import decoded, encoded
+from perkey.spark.fleet.shipping import dumps
+from perkey.types import Record, Result
 
 pytestmark = pytest.mark.push
 
 APP = """
-import weft, helper, package.inner
+import perkey, helper, package.inner
 from pydantic import BaseModel
 
 class Position(BaseModel):
     vehicle: str
     lat: float
 
-app = weft.App(group="g", kafka={"bootstrap.servers": "h:1"}, on_result=print)
+app = perkey.App(group="g", kafka={"bootstrap.servers": "h:1"}, on_result=print)
 
 @app.consume("positions", value=Position)
 async def handle(record):
@@ -40,7 +40,7 @@ async def handle(record):
 
 ZIPPED = """
 import pathlib, shippedapp
-from weft.spark.fleet import shipping
+from perkey.spark.fleet import shipping
 name, content = shipping.sources_zip(shippedapp.app)
 pathlib.Path(name).write_bytes(content)
 print(pathlib.Path(name).resolve())
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 def python(folder: Path, text: str, *path: str) -> str:
     """What a fresh Python in that folder prints."""
-    source = str(Path(weft.__file__).parents[1])
+    source = str(Path(perkey.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
         cwd=folder, env={"PYTHONPATH": ":".join(path or (source, str(folder)))},
@@ -71,12 +71,12 @@ def python(folder: Path, text: str, *path: str) -> str:
 
 
 def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
-    """Executors that have neither Weft nor the app's folder run its handler and its model."""
+    """Executors that have neither Perkey nor the app's folder run its handler and its model."""
     packed = python(
         folder,
         """
         import pathlib, shippedapp
-        from weft.spark.fleet import shipping
+        from perkey.spark.fleet import shipping
         pathlib.Path("app.bin").write_bytes(shipping.packed(shippedapp.app))
         name, content = shipping.sources_zip(shippedapp.app)
         pathlib.Path(name).write_bytes(content)
@@ -87,13 +87,13 @@ def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
     answer = python(
         elsewhere,
         f"""
-        import asyncio, pickle, weft
+        import asyncio, pickle, perkey
         app = pickle.load(open({str(folder / "app.bin")!r}, "rb"))
         app.state = 7
         handler = app.handlers[0]
         value = handler.value.model_validate_json(b'{{"vehicle": "v", "lat": 4}}')
-        record = weft.Record("positions", 0, 0, 0, None, value)
-        print(asyncio.run(handler.function(record)), app.options.on_result, ".zip" in weft.__file__)
+        record = perkey.Record("positions", 0, 0, 0, None, value)
+        print(asyncio.run(handler.function(record)), app.options.on_result, ".zip" in perkey.__file__)
         """,
         packed,
     )
@@ -101,11 +101,11 @@ def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
 
 
 def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
-    """The zip's name follows from its content, and Weft's modules are in it compiled."""
+    """The zip's name follows from its content, and Perkey's modules are in it compiled."""
     first, second = python(folder, ZIPPED), python(folder, ZIPPED)
     assert Path(first).name == Path(second).name
     names = zipfile.ZipFile(first).namelist()
-    assert {"weft/core/engine.pyc", "weft/observe/static/page.html", "helper.py"} <= set(names)
+    assert {"perkey/core/engine.pyc", "perkey/observe/static/page.html", "helper.py"} <= set(names)
 
 
 def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -> None:
@@ -117,8 +117,8 @@ def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -
         import importlib.util, sys
         real = importlib.util.find_spec
         importlib.util.find_spec = lambda name: None if name == "confluent_kafka" else real(name)
-        from weft.spark.fleet.membership import MemberTask
-        from weft.spark.fleet.task import Unusable, _loaded
+        from perkey.spark.fleet.membership import MemberTask
+        from perkey.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b""))
         except Unusable as error:
@@ -127,7 +127,7 @@ def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -
         """,
         packed,
     )
-    assert "lacks confluent_kafka: install Weft's dependencies there" in answer
+    assert "lacks confluent_kafka: install Perkey's dependencies there" in answer
     assert answer.endswith("False")
 
 
@@ -137,8 +137,8 @@ def test_an_app_that_needs_more_reports_what(folder) -> None:
         folder,
         """
         import pickle
-        from weft.spark.fleet.membership import MemberTask
-        from weft.spark.fleet.task import Unusable, _loaded
+        from perkey.spark.fleet.membership import MemberTask
+        from perkey.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b"cnowhere\\nname\\n."))
         except Unusable as error:
@@ -150,9 +150,9 @@ def test_an_app_that_needs_more_reports_what(folder) -> None:
 
 SECRETS = (".env", "service-account.json", "key.pem", "notes.txt")
 PACKAGE_APP = """
-import weft
+import perkey
 
-app = weft.App(group="g", kafka={"bootstrap.servers": "h:1"})
+app = perkey.App(group="g", kafka={"bootstrap.servers": "h:1"})
 
 @app.consume("t")
 def handle(record):
@@ -185,7 +185,7 @@ def test_data_beside_the_sources_travels_only_when_asked_for(tmp_path, patterns,
         f"""
         import io, zipfile
         from shop.app import app
-        from weft.spark.fleet import shipping
+        from perkey.spark.fleet import shipping
         _, content = shipping.sources_zip(app, {patterns!r})
         print("\\n".join(zipfile.ZipFile(io.BytesIO(content)).namelist()))
         """,
@@ -194,12 +194,12 @@ def test_data_beside_the_sources_travels_only_when_asked_for(tmp_path, patterns,
     assert {one for one in names if one.startswith("shop/")} == {
         "shop/__init__.py", "shop/app.py", *shipped
     }  # fmt: skip
-    assert "weft/observe/static/page.html" in names
+    assert "perkey/observe/static/page.html" in names
 
 
-def app_with(handler: Any, **more: Any) -> weft.App:
+def app_with(handler: Any, **more: Any) -> perkey.App:
     """An app of one handler."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "h:1", **more})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "h:1", **more})
     app.consume("t")(handler)
     return app
 
@@ -210,17 +210,17 @@ LOCK = threading.Lock()
 def test_the_culprit_is_named() -> None:
     """A global, or a captured variable, that cannot be pickled is named with its handler."""
 
-    def uses_global(record: weft.Record) -> None:
+    def uses_global(record: perkey.Record) -> None:
         LOCK.acquire()
 
     captured = threading.Lock()
 
-    def uses_captured(record: weft.Record) -> None:
+    def uses_captured(record: perkey.Record) -> None:
         captured.acquire()
 
-    with pytest.raises(weft.ConfigError, match="uses_global uses 'LOCK', a lock"):
+    with pytest.raises(perkey.ConfigError, match="uses_global uses 'LOCK', a lock"):
         shipping.packed(app_with(uses_global))
-    with pytest.raises(weft.ConfigError, match="uses_captured uses 'captured', a lock"):
+    with pytest.raises(perkey.ConfigError, match="uses_captured uses 'captured', a lock"):
         shipping.packed(app_with(uses_captured))
 
 
@@ -232,11 +232,11 @@ def test_an_app_has_a_largest_size(monkeypatch, over, good) -> None:
     if good:
         assert shipping.packed(app)
     else:
-        with pytest.raises(weft.ConfigError, match="load large data in lifespan="):
+        with pytest.raises(perkey.ConfigError, match="load large data in lifespan="):
             shipping.packed(app)
 
 
-def print_record(record: weft.Record) -> None:
+def print_record(record: perkey.Record) -> None:
     """A handler."""
 
 

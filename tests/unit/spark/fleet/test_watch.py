@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from weft.errors import FatalError
-from weft.spark.fleet import session
-from weft.spark.fleet.ending import Ending
-from weft.spark.fleet.run import FleetRun
-from weft.spark.fleet.session import MemberJobs
+from perkey.errors import FatalError
+from perkey.spark.fleet import session
+from perkey.spark.fleet.ending import Ending
+from perkey.spark.fleet.run import FleetRun
+from perkey.spark.fleet.session import MemberJobs
 
 pytestmark = pytest.mark.threads_may_die
 
@@ -43,7 +43,7 @@ def test_a_watch_that_breaks_ends_the_run(broken: str, monkeypatch: pytest.Monke
     run._watch()
     report = run.wait(0)
     assert report.exit_code == 1
-    assert report.reason == "thread weft-watch died: ValueError: cannot look"
+    assert report.reason == "thread perkey-watch died: ValueError: cannot look"
     assert [one["type"] for one in sent] == ["stop"]
 
 

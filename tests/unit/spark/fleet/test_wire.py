@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from weft.spark.fleet.limits import DRIVER_GONE_S, HELLO_BYTES_MAX
-from weft.spark.fleet.link import Link
-from weft.spark.fleet.wire import Wire, WireError, admit, introduce, proof
+from perkey.spark.fleet.limits import DRIVER_GONE_S, HELLO_BYTES_MAX
+from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.wire import Wire, WireError, admit, introduce, proof
 
 SECRET = b"s" * 32
 RUN = "0a1b2c3d"
@@ -100,7 +100,7 @@ def test_the_proof_is_for_what_is_reported(ends, other, good) -> None:
 
 def test_a_handshake_has_one_deadline(ends, monkeypatch) -> None:
     """Who says a byte now and then is hung up on when the whole time is over."""
-    monkeypatch.setattr("weft.spark.fleet.wire.HANDSHAKE_S", 0.6)
+    monkeypatch.setattr("perkey.spark.fleet.wire.HANDSHAKE_S", 0.6)
     driver, _, raw = ends
     thread, outcome = aside(admit, driver, SECRET, RUN)
     limit = time.monotonic() + 60  # with a deadline for each byte it would go on for ever

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from weft.spark.processing.payload import packed
-from weft.spark.processing.settings import TaskSettings, handler_options, lifespan_of
-from weft.spark.processing.task import run_task
+from perkey.spark.processing.payload import packed
+from perkey.spark.processing.settings import TaskSettings, handler_options, lifespan_of
+from perkey.spark.processing.task import run_task
 
 SCHEMA = pa.schema(
     [

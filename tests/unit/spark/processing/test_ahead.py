@@ -13,9 +13,9 @@ from tests.support.waiting import wait_for
 from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
-import weft
-from weft.spark.processing import ahead as ahead_module
-from weft.spark.processing.lanes import Lanes
+import perkey
+from perkey.spark.processing import ahead as ahead_module
+from perkey.spark.processing.lanes import Lanes
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_a_failure_counts_as_an_attempt(rows, facts, waits):
         if record.offset == 1:
             raise ValueError("bad")
 
-    retry = weft.Retry(attempts=2, delay_s=0.001)
+    retry = perkey.Retry(attempts=2, delay_s=0.001)
     found = rows(handler, [(o, b"k", b"") for o in range(3)], retry=retry)
     assert facts == [(0, 1), (1, 1), (1, 2), (2, 1)]
     assert [(row["status"], row["attempts"], row["error"]) for row in found] == [
@@ -98,7 +98,7 @@ def test_a_call_that_waits_has_its_time_out(rows, facts):
                 seen.tell("cancelled")
                 raise
 
-    found = rows(handler, [(0, b"k", b""), (1, b"k", b"")], timeout_s=0.05, retry=weft.Retry(1))
+    found = rows(handler, [(0, b"k", b""), (1, b"k", b"")], timeout_s=0.05, retry=perkey.Retry(1))
     assert facts == ["cancelled"]
     assert [row["status"] for row in found] == ["failed", "done"]
     assert found[0]["error"].startswith("AttemptTimeout: ")
@@ -109,12 +109,12 @@ def test_what_cannot_be_sent_fails_the_record(rows):
 
     async def handler(record):
         def several():
-            yield weft.Produce("one")
+            yield perkey.Produce("one")
             raise ValueError("two")
 
         return several()
 
-    (row,) = rows(handler, [(0, b"k", b"")], retry=weft.Retry(attempts=1))
+    (row,) = rows(handler, [(0, b"k", b"")], retry=perkey.Retry(attempts=1))
     assert (row["status"], row["error"], row["outputs"]) == ("failed", "ValueError: two", [])
 
 
@@ -203,7 +203,7 @@ def test_any_mixture_keeps_order_slots_and_attempts(rows, seed):
         return "text" if "returns" in kind else None
 
     found = rows(
-        handler, records, ordering=ordering, concurrency=slots, retry=weft.Retry(3, delay_s=0.001)
+        handler, records, ordering=ordering, concurrency=slots, retry=perkey.Retry(3, delay_s=0.001)
     )
     assert sorted(row["offset"] for row in found) == list(range(300))
     for row in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.spark.processing import seen
 
-import weft
+import perkey
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def facts():
 
 def declared(function, **batch):
     """A batch handler of an app."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:9"})
-    options = weft.Batch(**{"linger_s": 0.01, **batch})
-    quick = weft.Retry(attempts=2, delay_s=0.001)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:9"})
+    options = perkey.Batch(**{"linger_s": 0.01, **batch})
+    quick = perkey.Retry(attempts=2, delay_s=0.001)
     return app.consume("t", batch=options, retry=quick, output="out")(function)
 
 
@@ -57,7 +57,7 @@ def test_acknowledged_records_are_done_with_their_outputs(rows):
             if record.offset % 2:
                 batch.nack(record, ValueError("odd"))
             else:
-                batch.ack(record, outputs=weft.Produce(b"even"))
+                batch.ack(record, outputs=perkey.Produce(b"even"))
 
     found = rows(declared(handler, ack="explicit", by="key"), [(n, None, b"") for n in range(10)])
     assert [row["status"] for row in found] == ["done", "failed"] * 5

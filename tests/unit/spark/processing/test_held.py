@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from weft.spark.processing.task import KEPT_PART_MIN, Held
-from weft.types import Record
+from perkey.spark.processing.task import KEPT_PART_MIN, Held
+from perkey.types import Record
 
-NAME = "__weft_0"
+NAME = "__perkey_0"
 
 
 def piece(place, offsets):

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from tests.unit.spark.processing.conftest import record_batch
 
-from weft.errors import ConfigError
-from weft.spark.processing import intake
-from weft.spark.processing.columns import HEADERS
-from weft.spark.processing.intake import chunks, groups, rows_each, sorted_chunks
-from weft.types import Record
+from perkey.errors import ConfigError
+from perkey.spark.processing import intake
+from perkey.spark.processing.columns import HEADERS
+from perkey.spark.processing.intake import chunks, groups, rows_each, sorted_chunks
+from perkey.types import Record
 
 
 def test_all_columns_become_the_record():

@@ -11,14 +11,14 @@ import pytest
 from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
-import weft
-from weft.errors import ConfigError, FatalError
-from weft.spark.processing import leftovers
-from weft.spark.processing import task as task_module
-from weft.spark.processing.leftovers import Leftovers, TaskOfBatch, shared_folder
-from weft.spark.processing.payload import packed
-from weft.spark.processing.settings import TaskSettings, handler_options
-from weft.spark.processing.task import run_task
+import perkey
+from perkey.errors import ConfigError, FatalError
+from perkey.spark.processing import leftovers
+from perkey.spark.processing import task as task_module
+from perkey.spark.processing.leftovers import Leftovers, TaskOfBatch, shared_folder
+from perkey.spark.processing.payload import packed
+from perkey.spark.processing.settings import TaskSettings, handler_options
+from perkey.spark.processing.task import run_task
 
 SLOTS = 2
 
@@ -45,7 +45,7 @@ class Query:
 
     def __init__(self, folder, chance, monkeypatch):
         options = handler_options(
-            handle, {"concurrency": 3, "retry": weft.Retry(attempts=4, delay_s=0.0001)}
+            handle, {"concurrency": 3, "retry": perkey.Retry(attempts=4, delay_s=0.0001)}
         )
         settings = TaskSettings(
             options, None, None, sort=True, progress=str(folder), deadline_s=1.0

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from weft.errors import ConfigError
-from weft.spark.processing.typed import columns_of_model
+from perkey.errors import ConfigError
+from perkey.spark.processing.typed import columns_of_model
 
 
 class Colour(StrEnum):

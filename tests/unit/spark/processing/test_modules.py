@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from weft.spark.processing.payload import Shipped, Source, imports, sources_of
+from perkey.spark.processing.payload import Shipped, Source, imports, sources_of
 
 
 @pytest.fixture

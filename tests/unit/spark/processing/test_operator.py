@@ -1,4 +1,4 @@
-"""What Spark calls in a task, where Weft is not."""
+"""What Spark calls in a task, where Perkey is not."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.spark.fleet import shipping
-from weft.spark.processing.operator import check_workers, task_function
+from perkey.errors import ConfigError
+from perkey.spark.fleet import shipping
+from perkey.spark.processing.operator import check_workers, task_function
 
 BARE = """
 import pickle, sys
 
 class Nothing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "weft":
+        if name.partition(".")[0] == "perkey":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Nothing())
@@ -29,15 +29,17 @@ except ImportError as error:
 """
 
 
-def test_an_executor_without_weft_reports_what_to_do():
+def test_an_executor_without_perkey_reports_what_to_do():
     """The function can be loaded there, and tells which Python lacks it."""
     data = shipping.dumps(task_function(b"", "check"))
     done = subprocess.run(
         [sys.executable, "-c", BARE], input=data, capture_output=True, timeout=100, check=False
     )
     said = done.stdout.decode()
-    assert said.startswith(f"check ImportError {sys.executable} on an executor has no module weft")
-    assert "install weft[spark] there" in said
+    assert said.startswith(
+        f"check ImportError {sys.executable} on an executor has no module perkey"
+    )
+    assert "install perkey[spark] there" in said
 
 
 class Workers:
@@ -59,15 +61,15 @@ class Workers:
         return self.found
 
 
-def test_workers_without_weft_are_found_out_before_a_task_fails(monkeypatch):
+def test_workers_without_perkey_are_found_out_before_a_task_fails(monkeypatch):
     """A failing task is tried again, locally a thousand times; the line names their Python."""
     workers = Workers("/opt/other/python")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"/opt/other/python, the Python .* has no module weft"):
+    with pytest.raises(ConfigError, match=r"/opt/other/python, the Python .* has no module perkey"):
         check_workers(SimpleNamespace(sparkContext=workers))
 
 
-def test_workers_with_weft_are_checked_only_once(monkeypatch):
+def test_workers_with_perkey_are_checked_only_once(monkeypatch):
     """And those of this very Python not at all."""
     other, same = Workers("/opt/good/python"), Workers(sys.executable)
     for workers in (other, other, same):
@@ -95,8 +97,8 @@ class Server:
         return self.rows
 
 
-def test_a_connect_server_without_weft_is_found_out_before_a_task_fails(monkeypatch):
-    """A query looks, and the line names the workers' Python; one that has Weft is asked once."""
+def test_a_connect_server_without_perkey_is_found_out_before_a_task_fails(monkeypatch):
+    """A query looks, and the line names the workers' Python; one that has Perkey is asked once."""
     server = Server()
     with monkeypatch.context() as bare:
         bare.setattr("importlib.util.find_spec", lambda name: None)

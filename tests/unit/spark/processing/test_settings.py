@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-import weft
-from weft.errors import ConfigError
-from weft.options import HandlerOptions
-from weft.spark.processing.payload import packed
-from weft.spark.processing.settings import (
+import perkey
+from perkey.errors import ConfigError
+from perkey.options import HandlerOptions
+from perkey.spark.processing.payload import packed
+from perkey.spark.processing.settings import (
     SLOTS_MAX,
     UNSET,
     TaskSettings,
@@ -32,7 +32,7 @@ def check(**given):
 
 def declared(function=None, **options):
     """A handler of an app."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere"})
 
     def handler(record):
         return None
@@ -43,7 +43,7 @@ def declared(function=None, **options):
 def test_a_plain_function_has_the_decorators_defaults():
     """Left out and not decorated: what @app.consume would do, with failures as rows."""
     options, usual = handler_options(plain, {"retry": UNSET}), HandlerOptions(plain, ("t",))
-    assert options.on_exhausted == weft.Skip()
+    assert options.on_exhausted == perkey.Skip()
     for name in ("ordering", "concurrency", "retry", "timeout_s", "value"):
         assert getattr(options, name) == getattr(usual, name)
 
@@ -55,13 +55,13 @@ def test_explicit_arguments_win_over_the_decorators():
     assert (options.concurrency, options.value, options.timeout_s) == (9, "json", None)
 
 
-@pytest.mark.parametrize("policy", [weft.Park(), weft.Skip()])
+@pytest.mark.parametrize("policy", [perkey.Park(), perkey.Skip()])
 def test_a_declared_park_and_skip_become_rows(policy):
     """There is no consumer to park in."""
-    assert handler_options(declared(on_exhausted=policy), {}).on_exhausted == weft.Skip()
+    assert handler_options(declared(on_exhausted=policy), {}).on_exhausted == perkey.Skip()
 
 
-@pytest.mark.parametrize("policy", [weft.Stop(), weft.DeadLetter("t.dlq")])
+@pytest.mark.parametrize("policy", [perkey.Stop(), perkey.DeadLetter("t.dlq")])
 def test_a_declared_stop_and_dead_letter_stay(policy):
     """Stop ends the query; a dead letter is an output of the failed row."""
     assert handler_options(declared(on_exhausted=policy), {}).on_exhausted == policy
@@ -85,9 +85,9 @@ def ledger_handler(record, tx):
     ("handler", "given", "told"),
     [
         (declared(executor="processes", concurrency=2), {}, 'executor="processes"'),
-        (declared(ledger_handler, ledger=weft.SqlLedger("sqlite:///x.db")), {}, "ledger"),
+        (declared(ledger_handler, ledger=perkey.SqlLedger("sqlite:///x.db")), {}, "ledger"),
         (declared(delivery="at_most_once"), {}, "at_most_once"),
-        (plain, {"on_exhausted": weft.Park()}, "on_exhausted=Park("),
+        (plain, {"on_exhausted": perkey.Park()}, "on_exhausted=Park("),
         (plain, {"on_exhausted": None}, "on_exhausted=None"),
         (plain, {"concurrency": 0}, "concurrency=0: give a whole number from 1 to 1000"),
         (plain, {"concurrency": 1001}, "concurrency=1001"),
@@ -132,7 +132,7 @@ def test_the_lifespan_is_the_apps_unless_given():
     def wants_app(app):
         return None
 
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"}, lifespan=own)
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere"}, lifespan=own)
     handler = app.consume("t")(lambda _: None)
     assert lifespan_of(handler, None) is own
     assert lifespan_of(handler, wants_app) is wants_app
@@ -164,8 +164,8 @@ def test_a_handler_that_is_too_large_is_refused(monkeypatch):
     """At the limit it goes, one byte above it does not."""
     settings = TaskSettings(handler_options(plain, {}), None, None, sort=False)
     size = len(packed(settings))
-    monkeypatch.setattr("weft.spark.processing.payload.APP_BYTES_MAX", size)
+    monkeypatch.setattr("perkey.spark.processing.payload.APP_BYTES_MAX", size)
     assert len(packed(settings)) == size
-    monkeypatch.setattr("weft.spark.processing.payload.APP_BYTES_MAX", size - 1)
+    monkeypatch.setattr("perkey.spark.processing.payload.APP_BYTES_MAX", size - 1)
     with pytest.raises(ConfigError, match="load large data in lifespan="):
         packed(settings)

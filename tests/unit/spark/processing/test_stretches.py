@@ -12,12 +12,12 @@ import pytest
 from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
-from weft.errors import ConfigError
-from weft.spark.processing import stretches
-from weft.spark.processing.payload import packed
-from weft.spark.processing.settings import TaskSettings, handler_options
-from weft.spark.processing.stretches import HASH, Folder, pinned
-from weft.spark.processing.task import run_task
+from perkey.errors import ConfigError
+from perkey.spark.processing import stretches
+from perkey.spark.processing.payload import packed
+from perkey.spark.processing.settings import TaskSettings, handler_options
+from perkey.spark.processing.stretches import HASH, Folder, pinned
+from perkey.spark.processing.task import run_task
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def check_kills(task, facts, monkeypatch, seed):
     """Kill a task by this seed; each record must be one row, and be handled no more afterwards."""
     chance = random.Random(seed)
     monkeypatch.setattr(stretches, "STRETCH_ROWS", chance.randint(1, 30))
-    monkeypatch.setattr("weft.spark.processing.task.ROWS_EACH", chance.randint(1, 20))
+    monkeypatch.setattr("perkey.spark.processing.task.ROWS_EACH", chance.randint(1, 20))
     records = records_of(100)
     for _ in range(chance.randint(1, 4)):
         attempts = [task(records, pieces=chance.randint(1, 9)) for _ in range(chance.randint(1, 2))]

@@ -15,12 +15,12 @@ from tests.support.waiting import wait_for
 from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
-import weft
-from weft.core.events import HandlerSpec
-from weft.errors import ConfigError, FatalError
-from weft.spark.processing import lanes as lanes_module
-from weft.spark.processing import lanes as slow_module
-from weft.spark.processing import task as task_module
+import perkey
+from perkey.core.events import HandlerSpec
+from perkey.errors import ConfigError, FatalError
+from perkey.spark.processing import lanes as lanes_module
+from perkey.spark.processing import lanes as slow_module
+from perkey.spark.processing import task as task_module
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_failure_is_a_row_and_its_lane_continues(rows, facts):
         if record.offset == 1:
             raise ValueError(f"bad {record.attempt}")
 
-    retry = weft.Retry(attempts=3, delay_s=0.001)
+    retry = perkey.Retry(attempts=3, delay_s=0.001)
     found = rows(handler, [(o, b"k", b"") for o in range(3)], retry=retry)
     assert [row["status"] for row in found] == ["done", "failed", "done"]
     assert (found[1]["attempts"], found[1]["error"]) == (3, "ValueError: bad 3")
@@ -127,7 +127,7 @@ def test_a_retry_that_succeeds_counts_its_attempts(rows):
         if record.attempt == 1:
             raise ValueError("once")
 
-    (row,) = rows(handler, [(0, b"k", b"")], retry=weft.Retry(delay_s=0.001))
+    (row,) = rows(handler, [(0, b"k", b"")], retry=perkey.Retry(delay_s=0.001))
     assert (row["status"], row["attempts"], row["error"]) == ("done", 2, None)
 
 
@@ -135,7 +135,7 @@ def test_reject_and_undecodable_values_are_final(rows):
     """No second attempt where none can help."""
 
     def handler(record):
-        raise weft.Reject("not for us")
+        raise perkey.Reject("not for us")
 
     found = rows(handler, [(0, b"a", b"{}"), (1, b"b", b"{")], value="json")
     assert [row["attempts"] for row in found] == [1, 1]
@@ -159,7 +159,7 @@ def test_a_time_out_fails_the_attempt(rows):
         await asyncio.sleep(600)
 
     began = time.monotonic()
-    (row,) = rows(handler, [(0, b"k", b"")], timeout_s=0.05, retry=weft.Retry(attempts=1))
+    (row,) = rows(handler, [(0, b"k", b"")], timeout_s=0.05, retry=perkey.Retry(attempts=1))
     assert row["error"].startswith("AttemptTimeout")
     assert time.monotonic() - began < 100
 
@@ -171,16 +171,16 @@ def test_stop_ends_the_task_with_the_record_and_its_error(rows):
         raise ValueError("no way")
 
     with pytest.raises(FatalError, match=r"handler: <Record t\[0\]@7 .*Stop: ValueError: no way"):
-        rows(handler, [(7, b"k", b"")], retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+        rows(handler, [(7, b"k", b"")], retry=perkey.Retry(attempts=1), on_exhausted=perkey.Stop())
 
 
 def test_outputs_are_rows_as_kafka_would_get_them(rows):
     """Topic, key, value and headers of each Produce; a key of its own, a null key, a tombstone."""
 
     def handler(record):
-        yield weft.Produce("text", topic="a", headers={"h": "x", "n": None})
-        yield weft.Produce(None, topic="b", key=None)
-        yield weft.Produce({"n": 1}, topic="c", key="other")
+        yield perkey.Produce("text", topic="a", headers={"h": "x", "n": None})
+        yield perkey.Produce(None, topic="b", key=None)
+        yield perkey.Produce({"n": 1}, topic="c", key="other")
 
     (row,) = rows(handler, [(0, b"k", b"")])
     headers = [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
@@ -193,7 +193,7 @@ def test_outputs_are_rows_as_kafka_would_get_them(rows):
 
 @pytest.mark.parametrize(
     ("returned", "value"),
-    [("text", b"text"), ({"n": 1}, b'{"n":1}'), (b"raw", b"raw"), (weft.Produce("p"), b"p")],
+    [("text", b"text"), ({"n": 1}, b'{"n":1}'), (b"raw", b"raw"), (perkey.Produce("p"), b"p")],
 )
 def test_a_value_without_a_topic_is_an_output_without_one(rows, returned, value):
     """A dict, text, bytes, a Produce that names no topic: an output with the record's key."""
@@ -203,16 +203,16 @@ def test_a_value_without_a_topic_is_an_output_without_one(rows, returned, value)
 
 
 def test_an_exhausted_record_becomes_a_dead_letter_in_its_row(rows):
-    """on_exhausted=DeadLetter: the failed row's output is the original with Weft's headers."""
-    app = weft.App(group="checks", kafka={"bootstrap.servers": "nowhere"})
+    """on_exhausted=DeadLetter: the failed row's output is the original with Perkey's headers."""
+    app = perkey.App(group="checks", kafka={"bootstrap.servers": "nowhere"})
 
     @app.consume(
-        "t", on_exhausted=weft.DeadLetter("{topic}.dlq"), retry=weft.Retry(2, delay_s=0.001)
+        "t", on_exhausted=perkey.DeadLetter("{topic}.dlq"), retry=perkey.Retry(2, delay_s=0.001)
     )
     def handler(record):
         if record.offset == 0:
             raise ValueError("bad")
-        return weft.Produce("fine", topic="o")
+        return perkey.Produce("fine", topic="o")
 
     dead, good = rows(handler, [(0, b"k", b"v"), (1, b"k", b"w")], app=app)
     assert (dead["status"], dead["attempts"], dead["error"]) == ("failed", 2, "ValueError: bad")
@@ -234,7 +234,7 @@ def test_rows_carry_what_a_replay_needs(rows, carry, values):
             raise ValueError("bad")
 
     records = [(0, b"k", b"v"), (1, b"k", b"w")]
-    failed, good = rows(handler, records, carry=carry, retry=weft.Retry(2, delay_s=0.001))
+    failed, good = rows(handler, records, carry=carry, retry=perkey.Retry(2, delay_s=0.001))
     assert [failed["value"], good["value"]] == values
     assert failed["headers"] == []
     assert failed["timestamp"] is None, "there was none in the DataFrame"
@@ -316,7 +316,7 @@ def test_large_outputs_do_not_pile_up(task, monkeypatch):
 
     def handler(record):
         seen.tell(record.offset)
-        return weft.Produce(b"x" * 10_000, topic="o")
+        return perkey.Produce(b"x" * 10_000, topic="o")
 
     records = [(o, b"%d" % o, b"") for o in range(200)]
     batches = task(handler, [record_batch(records)], concurrency=5)
@@ -328,7 +328,7 @@ def test_large_outputs_do_not_pile_up(task, monkeypatch):
 
 def test_the_lifespan_opens_once_and_closes_at_the_end(rows, facts):
     """It opens before the first call, and its value is app.state while the task runs."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere"})
 
     @contextlib.asynccontextmanager
     async def opened():
@@ -365,7 +365,7 @@ def test_two_rows_under_one_name_are_refused(rows, value, how):
 
 def test_prefetch_of_the_decorator_is_used(rows):
     """What it loads for a record is record.prefetched."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere"})
 
     def load(records):
         return [record.offset * 10 for record in records]
@@ -387,7 +387,7 @@ def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
             self.door = door
 
         def of(self, *_):
-            self.door.died("weft-h-0", RuntimeError("can't start new thread"))
+            self.door.died("perkey-h-0", RuntimeError("can't start new thread"))
             return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(lanes_module, "Executors", Executors)
@@ -395,7 +395,7 @@ def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
     options: Any = None
     lanes = lanes_module.Lanes(options, plan, None)
     lanes.close()
-    with pytest.raises(FatalError, match="thread weft-h-0 died: RuntimeError: can't start"):
+    with pytest.raises(FatalError, match="thread perkey-h-0 died: RuntimeError: can't start"):
         lanes.check()
 
 
@@ -404,7 +404,7 @@ def test_a_task_without_its_clock_ends():
     """Retries and time-outs would never come: it would wait for ever."""
     lanes: Any = lanes_module.Lanes.__new__(lanes_module.Lanes)
     lanes._fatal, lanes._engine = None, SimpleNamespace(enough=threading.Event())
-    lanes._died("weft-clock", KeyError("when"))
+    lanes._died("perkey-clock", KeyError("when"))
     assert lanes._engine.enough.is_set()
-    with pytest.raises(FatalError, match="thread weft-clock died: KeyError: 'when'"):
+    with pytest.raises(FatalError, match="thread perkey-clock died: KeyError: 'when'"):
         lanes.check()

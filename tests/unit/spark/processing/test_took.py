@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from weft.runtime.histogram import Latency
-from weft.spark.processing.columns import BOUNDS, CALLS, TOOK_MS, with_call_times
+from perkey.runtime.histogram import Latency
+from perkey.spark.processing.columns import BOUNDS, CALLS, TOOK_MS, with_call_times
 
 
 def counted(seconds):

@@ -23,8 +23,8 @@ from pyspark.sql.types import (
 )
 from tests.unit.spark.processing import seen
 
-import weft
-from weft.spark.processing.typed import _misfit_inside, as_json, columns_read, ddl
+import perkey
+from perkey.spark.processing.typed import _misfit_inside, as_json, columns_read, ddl
 
 
 class Place(BaseModel):
@@ -156,7 +156,7 @@ def test_a_handler_gets_a_dict(typed_rows):
         if record.attempt == 1:
             raise ValueError
 
-    retry = weft.Retry(attempts=2, delay_s=0)
+    retry = perkey.Retry(attempts=2, delay_s=0)
     assert typed_rows(handler, [GOOD], value="json", retry=retry)[0]["status"] == "done"
     assert seen.FACTS == [GOOD, GOOD]
 
@@ -168,8 +168,8 @@ def test_fields_are_carried_as_they_are(typed_rows):
         raise ValueError
 
     rows = typed_rows(
-        handler, [GOOD], value=Ride, carry="failed", retry=weft.Retry(attempts=1),
-        on_exhausted=weft.DeadLetter("{topic}.dlq"),
+        handler, [GOOD], value=Ride, carry="failed", retry=perkey.Retry(attempts=1),
+        on_exhausted=perkey.DeadLetter("{topic}.dlq"),
     )  # fmt: skip
     assert rows[0]["value"] == {**GOOD, "tags": [("a", 1)]}
     assert json.loads(rows[0]["outputs"][0]["value"]) == GOOD

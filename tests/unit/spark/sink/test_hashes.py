@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from weft.spark.sink.columns import LONG_BYTES, hashes_of
-from weft.spark.sink.options import SinkOptions
-from weft.spark.sink.transactions import Chunk
+from perkey.spark.sink.columns import LONG_BYTES, hashes_of
+from perkey.spark.sink.options import SinkOptions
+from perkey.spark.sink.transactions import Chunk
 
 SEED = 20261123
 ALL = 2**64 - 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.spark.sink.options import SinkOptions, sink_options
-from weft.spark.sink.plain import Kept
+from perkey.spark.sink.options import SinkOptions, sink_options
+from perkey.spark.sink.plain import Kept
 
 
 def options(topic: str, **kafka: str) -> SinkOptions:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from weft.spark.sink import plain
-from weft.spark.sink.columns import Rows
-from weft.spark.sink.options import sink_options
-from weft.spark.sink.protocol import Own, Shared, SinkError
-from weft.spark.sink.transactions import digests_of, marks_of, own_of, shared_of
+from perkey.spark.sink import plain
+from perkey.spark.sink.columns import Rows
+from perkey.spark.sink.options import sink_options
+from perkey.spark.sink.protocol import Own, Shared, SinkError
+from perkey.spark.sink.transactions import digests_of, marks_of, own_of, shared_of
 
 
 def test_the_shared_marker_is_read_as_it_was_written():

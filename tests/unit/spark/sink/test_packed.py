@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from tests.support.waiting import wait_for
 
-from weft.kafka import clib_rows
-from weft.kafka.clib_rows import QUEUE_FULL, Row
-from weft.kafka.clientlog import ClientLog
-from weft.spark.sink import plain
-from weft.spark.sink.columns import Packed, Rows, packed_of, rows_of
-from weft.spark.sink.options import SinkOptions, sink_options
-from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
-from weft.spark.sink.protocol import SinkError
+from perkey.kafka import clib_rows
+from perkey.kafka.clib_rows import QUEUE_FULL, Row
+from perkey.kafka.clientlog import ClientLog
+from perkey.spark.sink import plain
+from perkey.spark.sink.columns import Packed, Rows, packed_of, rows_of
+from perkey.spark.sink.options import SinkOptions, sink_options
+from perkey.spark.sink.plain import POLL_EVERY_ROWS, Sending
+from perkey.spark.sink.protocol import SinkError
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
 

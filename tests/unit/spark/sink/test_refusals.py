@@ -8,8 +8,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
-from weft.errors import ConfigError
-from weft.spark import openings
+from perkey.errors import ConfigError
+from perkey.spark import openings
 
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:1"}
 VALUE = {"value": StringType()}

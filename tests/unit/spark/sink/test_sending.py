@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.spark.sink import plain, protocol, transactions
-from weft.spark.sink.columns import Rows
-from weft.spark.sink.options import sink_options
-from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
-from weft.spark.sink.protocol import Sums, Task
+from perkey.spark.sink import plain, protocol, transactions
+from perkey.spark.sink.columns import Rows
+from perkey.spark.sink.options import sink_options
+from perkey.spark.sink.plain import POLL_EVERY_ROWS, Sending
+from perkey.spark.sink.protocol import Sums, Task
 
 
 class FakeProducer:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from weft.spark.source import arrow
-from weft.spark.source.arrow import ARROW_TYPES, batch_builder, spark_schema
-from weft.spark.source.options import COLUMNS
-from weft.spark.source.ranges import OffsetRange
+from perkey.spark.source import arrow
+from perkey.spark.source.arrow import ARROW_TYPES, batch_builder, spark_schema
+from perkey.spark.source.options import COLUMNS
+from perkey.spark.source.ranges import OffsetRange
 
 EVERY = (*COLUMNS, "headers")
 SPAN = OffsetRange("gps", 3, 0, 10)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from weft.spark.source.cluster import Cluster, is_final, may_come_back, offset_of
-from weft.spark.source.options import source_options
+from perkey.spark.source.cluster import Cluster, is_final, may_come_back, offset_of
+from perkey.spark.source.options import source_options
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
-from weft.spark.openings import fetch_settings
-from weft.spark.source import fetch, worker
-from weft.spark.source.fetch import Consumers, FetchSettings, Held, consumer_config, key_of
-from weft.spark.source.options import source_options
-from weft.spark.source.ranges import OffsetRange
+from perkey.spark.openings import fetch_settings
+from perkey.spark.source import fetch, worker
+from perkey.spark.source.fetch import Consumers, FetchSettings, Held, consumer_config, key_of
+from perkey.spark.source.options import source_options
+from perkey.spark.source.ranges import OffsetRange
 
 
 class FakeConsumer:

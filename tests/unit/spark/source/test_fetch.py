@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
-from weft.spark.source import fetch as fetch_module
-from weft.spark.source.errors import (
+from perkey.spark.source import fetch as fetch_module
+from perkey.spark.source.errors import (
     AUTO_OFFSET_RESET,
     PARTITION_EOF,
     TRANSPORT,
@@ -16,8 +16,8 @@ from weft.spark.source.errors import (
     DataLoss,
     SourceError,
 )
-from weft.spark.source.fetch import FetchSettings, RangeFetch, consumer_config
-from weft.spark.source.ranges import OffsetRange
+from perkey.spark.source.fetch import FetchSettings, RangeFetch, consumer_config
+from perkey.spark.source.ranges import OffsetRange
 
 
 class FakeMessage:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from weft.spark.source import stream
-from weft.spark.source.stream import GroupProgress
+from perkey.spark.source import stream
+from perkey.spark.source.stream import GroupProgress
 
 
 class LateGroup:

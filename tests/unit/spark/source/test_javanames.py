@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer
 
-from weft.errors import ConfigError
-from weft.spark.source.fetch import FetchSettings, check_consumer
-from weft.spark.source.javanames import (
+from perkey.errors import ConfigError
+from perkey.spark.source.fetch import FetchSettings, check_consumer
+from perkey.spark.source.javanames import (
     REFUSED,
     RENAMED,
     RENAMED_VALUES,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from weft.errors import ConfigError
-from weft.spark.sink.options import check_producer, sink_options
-from weft.spark.source.cluster import accepted
-from weft.spark.source.fetch import FetchSettings, check_consumer
-from weft.spark.source.options import source_options
-from weft.spark.source.secrets import with_oauth
+from perkey.errors import ConfigError
+from perkey.spark.sink.options import check_producer, sink_options
+from perkey.spark.source.cluster import accepted
+from perkey.spark.source.fetch import FetchSettings, check_consumer
+from perkey.spark.source.options import source_options
+from perkey.spark.source.secrets import with_oauth
 
 OPTIONS = {
     "kafka.bootstrap.servers": "127.0.0.1:1",

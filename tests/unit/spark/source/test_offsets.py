@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.spark.source.errors import SourceError
-from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset
-from weft.spark.source.ranges import OffsetRange, cut, split_ranges
+from perkey.spark.source.errors import SourceError
+from perkey.spark.source.offsets import StreamOffset, limit_rows, stream_offset
+from perkey.spark.source.ranges import OffsetRange, cut, split_ranges
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 PARTITIONS = st.tuples(st.sampled_from("abc"), st.integers(0, 20))
@@ -19,7 +19,7 @@ MAPS = st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1))
 
 
 def test_offsets_look_like_those_of_sparks_connector():
-    """Topics at the top, partitions as text; what Weft adds begins with a dollar sign."""
+    """Topics at the top, partitions as text; what Perkey adds begins with a dollar sign."""
     offset = StreamOffset({A1: 3, A0: 2, B0: 9}, {A0: 1, A1: 0, B0: 0}, {"b": "y", "a": "x"})
     assert json.dumps(offset.to_json()) == (
         '{"a": {"0": 2, "1": 3}, "b": {"0": 9}, '

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.spark.source.options import COLUMNS, POLL_RECORDS_MAX, source_options
+from perkey.errors import ConfigError
+from perkey.spark.source.options import COLUMNS, POLL_RECORDS_MAX, source_options
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "gps"}
 

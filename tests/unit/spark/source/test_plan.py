@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.spark.source.bounds import Bound
-from weft.spark.source.cluster import Layout
-from weft.spark.source.errors import DataLoss
-from weft.spark.source.offsets import StreamOffset
-from weft.spark.source.plan import (
+from perkey.errors import ConfigError
+from perkey.spark.source.bounds import Bound
+from perkey.spark.source.cluster import Layout
+from perkey.spark.source.errors import DataLoss
+from perkey.spark.source.offsets import StreamOffset
+from perkey.spark.source.plan import (
     batch_ranges,
     batch_start,
     check_all_named,
@@ -17,7 +17,7 @@ from weft.spark.source.plan import (
     reporter,
     resumed,
 )
-from weft.spark.source.ranges import OffsetRange
+from perkey.spark.source.ranges import OffsetRange
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 IDS = {"a": "id-1"}

@@ -1,4 +1,4 @@
-"""What must be installed for Weft on Spark, and what is said when it is not."""
+"""What must be installed for Perkey on Spark, and what is said when it is not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.spark import requirements
-from weft.spark.requirements import check_spark, check_spark_packages, in_range
+from perkey.errors import ConfigError
+from perkey.spark import requirements
+from perkey.spark.requirements import check_spark, check_spark_packages, in_range
 
 GOOD = {"pyspark": "4.3.0", "pyarrow": "26.0.1", "pandas": "2.3.3"}
 
@@ -31,7 +31,7 @@ def test_a_wrong_version_is_one_line_with_the_cure(monkeypatch, package, version
     """The package, the versions that work and the one that is there."""
     found = {**GOOD, package: version}
     monkeypatch.setattr(requirements, "installed_version", found.get)
-    with pytest.raises(ConfigError, match=f"{says}.*pip install 'weft"):
+    with pytest.raises(ConfigError, match=f"{says}.*pip install 'perkey"):
         check_spark_packages()
 
 
@@ -62,11 +62,11 @@ def test_limits_of_versions(version, good):
     assert in_range(version, (2, 2), (3, 0)) is good
 
 
-def test_a_spark_without_weft_reports_what_to_install(tmp_path):
+def test_a_spark_without_perkey_reports_what_to_install(tmp_path):
     """The class of the format travels by value, as Spark sends it, to a Connect server, say."""
     from pyspark.cloudpickle import dumps
 
-    from weft.spark import KafkaSource
+    from perkey.spark import KafkaSource
 
     (tmp_path / "class").write_bytes(dumps(KafkaSource))
     code = (
@@ -77,7 +77,7 @@ def test_a_spark_without_weft_reports_what_to_install(tmp_path):
         "print(os.environ['SPARK_HIDE_TRACEBACK'])\n"
     )
     # Without `site` nothing is installed, and what stands on this path is there all the same; an
-    # editable Weft does not.
+    # editable Perkey does not.
     packages = tmp_path / "packages"
     packages.mkdir()
     for package in ("pyspark", "py4j"):
@@ -87,28 +87,30 @@ def test_a_spark_without_weft_reports_what_to_install(tmp_path):
     said = subprocess.run(
         command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(packages)}
     ).stdout
-    assert said.startswith(f"weft {sys.executable}, which plans this query, has no module weft:")
-    assert "install weft[spark] there" in said
+    assert said.startswith(
+        f"perkey {sys.executable}, which plans this query, has no module perkey:"
+    )
+    assert "install perkey[spark] there" in said
     assert said.endswith("\n1\n"), "PySpark shows the line without a traceback"
 
 
-def test_weft_imports_without_pyspark():
+def test_perkey_imports_without_pyspark():
     """Only asking for a name needs PySpark, and then the error says so in one line."""
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
-        "import weft, weft.spark, weft.spark.requirements as r\n"
-        "from weft.errors import ConfigError\n"
+        "import perkey, perkey.spark, perkey.spark.requirements as r\n"
+        "from perkey.errors import ConfigError\n"
         "r.installed_version = lambda name: None\n"
-        "try: weft.spark.KafkaSource\n"
+        "try: perkey.spark.KafkaSource\n"
         "except ConfigError as error: print(error)\n"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.startswith("weft.spark needs pyspark, which is not installed"), done.stderr
+    assert done.stdout.startswith("perkey.spark needs pyspark, which is not installed"), done.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error():
     """`hasattr` and friends work as with any module."""
-    import weft.spark
+    import perkey.spark
 
-    assert not hasattr(weft.spark, "nothing_of_the_kind")
+    assert not hasattr(perkey.spark, "nothing_of_the_kind")

@@ -1,4 +1,4 @@
-"""What Weft does to Python's garbage collector in Spark's workers."""
+"""What Perkey does to Python's garbage collector in Spark's workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from weft.spark.source import worker
+from perkey.spark.source import worker
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as DeltaLog
 
-from weft.kafka.ports import KafkaUnavailable, OutMessage, ToCommit
-from weft.spark.table import DeltaTable
-from weft.spark.table.committer import Committer
-from weft.spark.table.line import TableLine, TablePlan
-from weft.spark.table.rows import as_rows, columns_of, row_of
-from weft.spark.table.sink import TABLE
-from weft.spark.table.store import Unavailable, Unfit
-from weft.types import Record
+from perkey.kafka.ports import KafkaUnavailable, OutMessage, ToCommit
+from perkey.spark.table import DeltaTable
+from perkey.spark.table.committer import Committer
+from perkey.spark.table.line import TableLine, TablePlan
+from perkey.spark.table.rows import as_rows, columns_of, row_of
+from perkey.spark.table.sink import TABLE
+from perkey.spark.table.store import Unavailable, Unfit
+from perkey.types import Record
 
 COLUMNS = columns_of(pa.schema([("n", pa.int64())]))
 NEVER, AT_ONCE = (lambda: False), (lambda: True)
@@ -242,4 +242,4 @@ def test_its_end_closes_the_table(tmp_path, monkeypatch) -> None:
     )
     fleet.committer.start()
     fleet.committer.close()
-    assert closed == ["weft-table"]
+    assert closed == ["perkey-table"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.cases import each
 
-from weft.spark.table.ownership import UNKNOWN_GENERATION, Hand, Ownership
-from weft.spark.table.progress import Done, Entry, Progress, Source
+from perkey.spark.table.ownership import UNKNOWN_GENERATION, Hand, Ownership
+from perkey.spark.table.progress import Done, Entry, Progress, Source
 
 T0, T1 = Source("t", "id", 0), Source("t", "id", 1)
 

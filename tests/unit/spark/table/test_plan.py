@@ -8,13 +8,13 @@ from deltalake import DeltaTable as Table
 from pydantic import BaseModel
 from pyspark.sql.types import BooleanType, LongType, StringType, StructType
 
-import weft
-import weft.spark
-from weft.errors import ConfigError
-from weft.spark.fleet.settings import fleet_settings
-from weft.spark.table import DeltaTable, delta, sink
-from weft.spark.table.committer import planned
-from weft.spark.table.sink import TABLE, with_table, without_table
+import perkey
+import perkey.spark
+from perkey.errors import ConfigError
+from perkey.spark.fleet.settings import fleet_settings
+from perkey.spark.table import DeltaTable, delta, sink
+from perkey.spark.table.committer import planned
+from perkey.spark.table.sink import TABLE, with_table, without_table
 
 SCHEMA = StructType().add("inside", BooleanType()).add("zone", StringType())
 OTHER = StructType().add("inside", BooleanType()).add("zone", LongType())
@@ -117,7 +117,7 @@ def test_a_table_that_may_not_be_written_is_reported_immediately(tmp_path, monke
 def test_the_missing_library_is_named(tmp_path, monkeypatch) -> None:
     """With what installs it."""
     monkeypatch.setattr(sink.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"needs deltalake.*pip install 'weft\[delta\]'"):
+    with pytest.raises(ConfigError, match=r"needs deltalake.*pip install 'perkey\[delta\]'"):
         DeltaTable(tmp_path, SCHEMA).check()
 
 
@@ -151,16 +151,16 @@ def test_the_limits_of_the_interval() -> None:
 
 def test_sink_is_for_fleets() -> None:
     """In one process it has no meaning, and it is nothing but a table."""
-    with pytest.raises(ConfigError, match=r"give weft\.spark\.DeltaTable"):
+    with pytest.raises(ConfigError, match=r"give perkey\.spark\.DeltaTable"):
         fleet_settings(2, "local[2]", None, None, "/table")
     app = app_with()
     with pytest.raises(ConfigError, match='sink requires engine="spark"'):
         app.run(sink=DeltaTable("/t", "a int"))
 
 
-def app_with(**options) -> weft.App:
+def app_with(**options) -> perkey.App:
     """An app with one handler."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
     @app.consume("t", **options)
     def handle(record):
@@ -173,7 +173,7 @@ def app_with(**options) -> weft.App:
     ("options", "said"),
     [
         ({"delivery": "at_most_once"}, "cannot feed a table"),
-        ({"commit": weft.Commit(each=True)}, "to the table for each record"),
+        ({"commit": perkey.Commit(each=True)}, "to the table for each record"),
     ],
 )
 def test_handlers_that_cannot_feed_a_table(options, said) -> None:
@@ -184,9 +184,9 @@ def test_handlers_that_cannot_feed_a_table(options, said) -> None:
 
 def test_batch_handlers_cannot_feed_a_table() -> None:
     """Their outputs belong to no single record."""
-    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
 
-    @app.consume("t", batch=weft.Batch())
+    @app.consume("t", batch=perkey.Batch())
     def handle(batch):
         return None
 

@@ -7,8 +7,8 @@ import random
 import pytest
 from tests.support.cases import each
 
-from weft.core.commits import Found, resolve
-from weft.spark.table.progress import Done, Entry, Progress, Source, ahead, done_of
+from perkey.core.commits import Found, resolve
+from perkey.spark.table.progress import Done, Entry, Progress, Source, ahead, done_of
 
 SPAN = 40
 

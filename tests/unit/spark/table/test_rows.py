@@ -7,11 +7,11 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from weft.errors import ConfigError
-from weft.kafka.ports import OutMessage
-from weft.spark.table.rows import as_rows, columns_of, row_of
-from weft.spark.table.sink import TABLE
-from weft.types import Record
+from perkey.errors import ConfigError
+from perkey.kafka.ports import OutMessage
+from perkey.spark.table.rows import as_rows, columns_of, row_of
+from perkey.spark.table.sink import TABLE
+from perkey.types import Record
 
 FIELDS = pa.schema([("inside", pa.bool_()), ("day", pa.date32()), ("count", pa.int32())])
 COLUMNS = columns_of(FIELDS)

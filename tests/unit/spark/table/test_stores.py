@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable as DeltaLog
 from pyiceberg.catalog.sql import SqlCatalog
 
-from weft.errors import ConfigError
-from weft.spark.table import DeltaTable, IcebergTable
-from weft.spark.table.progress import Done, Entry, Progress, Source
-from weft.spark.table.rows import columns_of
-from weft.spark.table.store import Moved, Store, Unfit
+from perkey.errors import ConfigError
+from perkey.spark.table import DeltaTable, IcebergTable
+from perkey.spark.table.progress import Done, Entry, Progress, Source
+from perkey.spark.table.rows import columns_of
+from perkey.spark.table.store import Moved, Store, Unfit
 
 COLUMNS = columns_of(pa.schema([("n", pa.int16()), ("tags", pa.list_(pa.string()))]))
 SOURCE = Source("t", "id", 3)
@@ -101,7 +101,7 @@ def test_a_log_that_has_forgotten_knows_the_frontiers(tmp_path) -> None:
     store._known = None, Progress()
     store._found = lambda _version: Progress()
     assert store.read([SOURCE]).get(SOURCE) == Entry(0, Done(2, 1))
-    assert DeltaLog(tmp_path / "t").transaction_version("weft/g/t/id/3") == 2
+    assert DeltaLog(tmp_path / "t").transaction_version("perkey/g/t/id/3") == 2
 
 
 def test_files_put_together_between_two_commits(tmp_path) -> None:

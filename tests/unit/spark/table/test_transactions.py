@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.spark.table.rows import columns_of, row_of
-from weft.spark.table.sink import TABLE
-from weft.spark.table.transactions import Pace, TableTransactions
-from weft.types import ErrorInfo, Record, Sent
+from perkey.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from perkey.spark.table.rows import columns_of, row_of
+from perkey.spark.table.sink import TABLE
+from perkey.spark.table.transactions import Pace, TableTransactions
+from perkey.types import ErrorInfo, Record, Sent
 
 COLUMNS = columns_of(pa.schema([("n", pa.int64())]))
 

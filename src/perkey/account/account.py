@@ -1,0 +1,444 @@
+"""The place of every record: a snapshot of what the engine holds.
+
+`begin` and `copies` run inside the door, so they only copy: counts that the engine keeps anyway and
+one list of references per partition. Reports are computed from the copies outside the door, where
+that blocks nothing (`account/snapshot.py`, `account/blockers.py`).
+
+Each record that was received and is not done is in exactly one place. The simulator checks the sums
+against a walk over every record (`simulators/core/invariants.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from perkey.core import states
+from perkey.core.budgets import SharedBudget
+from perkey.core.engine import Engine
+from perkey.core.events import AT_MOST_ONCE, Pause
+from perkey.core.partition import Partition
+from perkey.core.retries import BRAKE, WHOLE
+from perkey.core.scheduling import Handler
+from perkey.core.work import LaneKey, Work
+from perkey.types import ErrorInfo
+
+
+class Place(NamedTuple):
+    """One place that a record can be in."""
+
+    name: str
+    meaning: str
+
+
+#: Every place; a record is in exactly one of them.
+PLACES = (
+    Place("ready", "ready: waits for a free slot, or for a cause in `halts`"),
+    Place("gathering", "in a batch that is filling or lingering"),
+    Place("behind", "queued behind an earlier record of its lane"),
+    Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
+    Place("fetching", "released; being read from the log again (parked records keep no bytes)"),
+    Place(
+        "outage",
+        "`hold=`: the service that its handler calls is unavailable; a probe must succeed first",
+    ),
+    Place("budget", "`budget=`: waits in the queue of a budget"),
+    Place("held", "its lane waits for a call of an earlier epoch that still runs"),
+    Place("marking", "at_most_once: its started-mark is being committed"),
+    Place("not_begun", "its call has not started: worker processes open, or prefetch runs"),
+    Place("running", "in the handler"),
+    Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
+    Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
+    Place("pending", "exactly_once: handled, waits for its transaction to end"),
+    Place("retrying", "failed; waits for its next attempt"),
+    Place("on_hold", "held by a command, until it is released or the hold expires"),
+    Place("parked", "attempts used up: stays not-done until it is released"),
+)
+
+#: Why no record starts: in the whole app, a handler, a topic or a partition.
+HALTS = (
+    Place("starting", "the start waits for brokers, a ledger's database, or the lifespan"),
+    Place("unassigned", "this member has no partitions"),
+    Place("paused", "the application called app.pause()"),
+    Place("command", "a command paused it: `perkey control log`"),
+    Place("stopping", "a stop was requested: running calls are finished (`buffered`: all held)"),
+    Place("revoking", "the partition is being revoked"),
+    Place("outputs", "the producer queue is full of outputs without acknowledgement"),
+    Place("results", "the reader of app.results() is slow"),
+    Place("membership", "the polling thread was blocked: group membership is not confirmed"),
+    Place("broker", "the broker does not answer"),
+    Place("refused", "the broker refuses the login"),
+    Place("loop", "the handlers' loop is blocked: no async call starts or continues"),
+    Place("not_begun", "no call of the handler starts: worker processes open, or prefetch runs"),
+    Place("rate_limit", "the handler's rate_limit_per_s is used up"),
+    Place("budget", "`budget=`: it is used up, or the service asked its callers to wait"),
+    Place("failing", "no attempt of the handler succeeds; records wait to be retried"),
+    Place("outage", "`hold=`: the service is unavailable; one record at a time probes"),
+    Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
+    Place("slots", "all concurrency slots of the handler are taken"),
+    Place("map", "the offset map is full: records further out start when the frontier moves"),
+    Place("valve", "`Park(export=)`: parked keys of the partition are being dead-lettered"),
+    Place("buffers", "the partition is not fetched: its buffers are full"),
+    Place("open_transaction", "the next records are behind another producer's open transaction"),
+    Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
+    Place(
+        "not_fetched",
+        "the partition's log grows and no record arrives, or its leader is silent",
+    ),
+)
+
+#: The place of a record in each state; queued records are classified by where they wait.
+PLACE_OF_STATE = {
+    states.MARKING: "marking",
+    states.RUNNING: "running",
+    states.SENDING: "sending",
+    states.COMMITTING: "committing",
+    states.PENDING: "pending",
+    states.RETRYING: "retrying",
+    states.PARKED: "parked",
+}
+
+
+class Part(NamedTuple):
+    """One partition as it was at the time of the account."""
+
+    topic: str
+    number: int
+    epoch: int
+    handler: Handler
+    state: int
+    position: int
+    top: int
+    log_end: int
+    committed: int
+    committed_at: float
+    commit_state: int
+    map_chars: int
+    map_limit: int
+    #: the size of the map in characters when its room was last measured
+    map_taken: int
+    #: nothing at or past this offset starts for now; negative: not measured yet
+    map_edge: int
+    #: failing, parked and held records that did not fit into the last commit
+    left_out: int
+    user_paused: bool
+    command_paused: bool
+    intake_paused: bool
+    #: place -> number of records
+    places: dict[str, int]
+    #: how many are not done; how many of these are not fetched yet
+    not_done: int
+    not_fetched: int
+    #: restored holes not fetched yet, and offsets kept for the lanes of parked records; only the
+    #: first of each if the account only counts
+    unfetched: Sequence[int]
+    #: what is not done, in offset order; None if it is not fetched. References to live objects;
+    #: only the first if the account only counts
+    works: list[Work | None]
+    #: at_most_once: records that run but are already committed as done
+    marked: Sequence[Work]
+    #: lanes in which a call of an earlier epoch still runs
+    held: Mapping[LaneKey, Work | None]
+    #: the pressure valve's export: number of lanes, records not sent yet, the topic, and the
+    #: reason of the oldest lane
+    exports: tuple[int, int, str, str] | None
+    #: parked lane -> number of its records kept as offsets; empty if the account only counts
+    shelved: Mapping[LaneKey, int]
+
+
+#: The fields that are copied unchanged, in the order of `Part`: a C call, as the door is held.
+_plain = attrgetter(
+    "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
+    "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
+    "commit.map_limit", "reach.taken", "reach.edge", "memory.shed", "user_paused",
+    "command_paused", "intake_paused",
+)  # fmt: skip
+_counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
+#: partitions and records per slice: other threads get the door between two slices
+SLICE_PARTITIONS = 250
+#: most values of one handler that are listed
+AWAY_MAX = 10
+SLICE_RECORDS = 20_000
+
+
+class Unread(NamedTuple):
+    """An assigned partition that is not read. Only the runtime knows of it, not the engine."""
+
+    topic: str
+    number: int
+    handler: str
+    #: "start_unknown" (it has no epoch yet) or "not_fetched"
+    place: str
+    #: on the engine's clock
+    since: float
+    reason: str
+
+
+class Away(NamedTuple):
+    """An outage of what a handler calls, at the time of the account."""
+
+    handler: str
+    #: "outage" or "brake"
+    cause: str
+    #: True: all records of the handler wait; False: those with this value of `by`
+    whole: bool
+    value: Hashable
+    since: float
+    error: ErrorInfo
+    #: records that wait, and attempts that failed with an error of `on`
+    aside: int
+    failed: int
+    probe_s: float
+    #: brake: (records that used up their attempts, records that ended)
+    counts: tuple[int, int]
+
+
+class Spent(NamedTuple):
+    """A budget that lets nothing start, at the time of the account."""
+
+    name: str
+    handlers: tuple[str, ...]
+    #: "rate", "in_flight", "asked" (the service asked its callers to wait) or "share" (the member's
+    #: share is zero or not known yet); in a fleet "lent" (all that the driver lends is used) or
+    #: "link" (the driver does not answer)
+    why: str
+    per_s: float | None
+    in_flight_max: int | None
+    #: this member's part of the two limits
+    share: float
+    in_flight: int
+    #: when something may start, on the engine's clock; None: when a call ends
+    until: float | None
+    error: ErrorInfo | None
+    #: since when the driver does not answer
+    since: float | None = None
+
+
+class Account(NamedTuple):
+    """Everything the engine holds, at one time on its clock."""
+
+    at: float
+    copies: list[tuple[Any, ...]]
+    handlers: list[Handler]
+    #: handler -> the time before which it may start nothing (rate limit)
+    tokens_due: dict[str, float | None]
+    holds: list[str]
+    paused: set[str | None]
+    #: pauses by command
+    pauses: tuple[Pause, ...]
+    stop_mode: str | None
+    counts: dict[str, int]
+    #: records in open batches
+    gathering: set[Work]
+    #: at most AWAY_MAX outages of each handler
+    outages: list[Away]
+    #: budgets that let nothing start
+    budgets: list[Spent]
+
+    def parts(self) -> list[Part]:
+        """The partitions. Called outside the door."""
+        return [_part(copy) for copy in self.copies]
+
+
+def take(engine: Engine, now: float, *, records: bool = True) -> Account:
+    """The whole account in one call."""
+    account, partitions = begin(engine, now)
+    account.copies.extend(copies(engine, partitions, records=records))
+    return account
+
+
+def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
+    """An account without partitions, and the partitions to copy. Called inside the door."""
+    state = engine.state
+    account = Account(
+        now,
+        [],
+        state.handlers,
+        {handler.name: handler.tokens_due() for handler in state.handlers},
+        sorted(state.halts),
+        state.pauses.topics,
+        state.pauses.steering.pauses,
+        state.stop_mode,
+        dict(state.counts),
+        gathering(engine),
+        [
+            Away(
+                handler.name,
+                "brake" if one.value is BRAKE else "outage",
+                one.value in (WHOLE, BRAKE),
+                one.value,
+                one.since,
+                one.error,
+                len(one.waiting),
+                one.failed,
+                one.probe_s,
+                one.counts,
+            )
+            for handler in state.handlers
+            for one in list(
+                islice((one for one in handler.outages.values() if not one.over), AWAY_MAX)
+            )
+        ],
+        [_spent(one, now) for one in state.budgets if one.why],
+    )
+    return account, list(state.partitions.values())
+
+
+def _spent(one: SharedBudget, now: float) -> Spent:
+    return Spent(
+        one.spec.name, tuple(handler.name for handler in one.handlers), one.why, one.spec.per_s,
+        one.spec.in_flight, one.share, one.in_flight, one.due,
+        one.asked_by if one.why == "asked" else None,
+        None if one.lease is None else one.lease.unanswered_since(now),
+    )  # fmt: skip
+
+
+def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator[list[Partition]]:
+    """Split the partitions so that copying one slice, with its records, takes only a moment."""
+    some: list[Partition] = []
+    count = 0
+    for partition in partitions:
+        some.append(partition)
+        count += len(partition.offsets.incomplete) if records else 0
+        if len(some) >= SLICE_PARTITIONS or count >= SLICE_RECORDS:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
+
+
+def copies(
+    engine: Engine, partitions: Sequence[Partition], *, records: bool = True
+) -> list[tuple[Any, ...]]:
+    """The copies of those partitions that are still assigned. Called inside the door.
+
+    Without `records` it only counts and reads the first record of each partition.
+    """
+
+    def kept(values: Iterable[Any]) -> list[Any]:
+        return list(values if records else islice(values, 1))
+
+    gathered = Counter([work.partition for work in gathering(engine)])
+    not_begun = Counter([work.partition for work in waiting_to_begin(engine)])
+    return [
+        (
+            _plain(p),
+            _counts(p),
+            len(p.lanes.ready),
+            len(p.lanes.far),
+            len(p.lanes.wanted),
+            len(p.lanes.aside),
+            len(p.lanes.unpaid),
+            len(p.commit.claims),
+            len(p.offsets.incomplete),
+            len(p.offsets.expected) + p.offsets.shelved,
+            kept(p.offsets.unfetched()) if p.offsets.expected or p.offsets.shelved else (),
+            kept(p.offsets.incomplete.values()),
+            list(p.commit.marked.values()) if p.commit.marked else (),
+            (
+                dict(p.lanes.occupied) if p.lanes.occupied else {},
+                {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
+                gathered[p] if gathered else 0,
+                not_begun[p] if not_begun else 0,
+                len(p.redone),
+                sum(
+                    head is not None and head.state == states.QUEUED
+                    for head in p.lanes.occupied.values()
+                )
+                if p.lanes.occupied
+                else 0,
+                (
+                    len(p.exports),
+                    sum(len(one.left) for one in p.exports.values()),
+                    *next((one.topic, one.why) for one in p.exports.values()),
+                )
+                if p.exports
+                else None,
+            ),
+        )
+        for p in partitions
+        if p.state != states.CLOSED
+    ]
+
+
+def gathering(engine: Engine) -> set[Work]:
+    """Records in batches whose call has not been requested yet."""
+    return {
+        work
+        for groups in engine.state.open_batches
+        for batch in groups.values()
+        for work in batch.works
+        if work.state == states.QUEUED
+    }
+
+
+def waiting_to_begin(engine: Engine) -> list[Work]:
+    """Records whose calls the executors report as not started."""
+    every = [handler.slots for handler in engine.state.handlers]
+    return [work for slots in every for work in slots.waiting if slots.waits(work)]
+
+
+def _part(copy: tuple[Any, ...]) -> Part:
+    """A partition's copy with its records counted by place, from sums that the engine keeps."""
+    plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
+    held, shelved, gathered, not_begun, again, heads, exports = ends
+    not_done, not_fetched, *_, marked = offsets
+    running, sending, retrying, parked, on_hold = counts
+    delivery = plain[3].spec.delivery
+    marks = claims if delivery == AT_MOST_ONCE else 0
+    pending = claims if plain[3].exact else 0
+    elsewhere = claims + running - len(marked) + sending + retrying + parked
+    waiting = not_done + again - not_fetched - elsewhere
+    places = {
+        "ready": ready,
+        "gathering": gathered,
+        "behind": waiting - ready - gathered - far - wanted - aside - unpaid - heads,
+        "past_map": far,
+        "fetching": wanted,
+        "outage": aside,
+        "budget": unpaid,
+        "held": heads,
+        "marking": marks,
+        "not_begun": not_begun,
+        "running": running - not_begun,
+        "sending": sending,
+        "committing": claims - marks - pending,
+        "pending": pending,
+        "retrying": retrying - on_hold,
+        "on_hold": on_hold,
+        "parked": parked,
+    }
+    return Part._make((*plain, places, *offsets, held, exports, shelved))
+
+
+def is_held(work: Work) -> bool:
+    """Held by a command; such a record waits like one before its next attempt."""
+    return work.state == states.RETRYING and work.failure is not None and work.failure.held
+
+
+def place_of(work: Work, gathered: set[Work]) -> str:
+    """The one place of a record, found by a search; for one record or tests. Inside the door."""
+    partition = work.partition
+    if partition.handler.slots.waits(work):
+        return "not_begun"
+    if is_held(work):
+        return "on_hold"
+    found = PLACE_OF_STATE.get(work.state)
+    if found is not None:
+        return found
+    if work in gathered:
+        return "gathering"
+    if work in partition.lanes.ready:
+        return "ready"
+    if partition.lanes.far.get(work.record.offset) is work:
+        return "past_map"
+    if work in partition.lanes.wanted:
+        return "fetching"
+    if partition.lanes.is_aside(work):
+        return "outage"
+    if partition.lanes.is_unpaid(work):
+        return "budget"
+    return "held" if any(head is work for head in partition.lanes.occupied.values()) else "behind"

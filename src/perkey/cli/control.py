@@ -1,0 +1,430 @@
+"""`perkey pause`, `resume`, `set`, `stop`, `control log`: commands to running members."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from perkey.cli import cluster
+from perkey.cli.sources import TokenFile, Url, by_url, check_token_file
+from perkey.errors import ConfigError, PerkeyError
+from perkey.observe import local
+from perkey.observe.orders import (
+    FOR_S,
+    RECORD_ACTIONS,
+    checked_reason,
+    order_of,
+    seconds_of,
+    settings_of,
+)
+
+EXIT_NOT_ALL = 1
+
+Row = dict[str, Any]
+
+Topic = Annotated[str | None, typer.Option(help="Only records of this topic.")]
+Handler = Annotated[str | None, typer.Option(help="Only records of this handler.")]
+Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Why: it is logged, and shown by perkey why.")
+]
+For = Annotated[
+    str, typer.Option("--for", metavar="TIME", help="Until it expires: 90s, 30m, 2h, 1d.")
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        callback=cluster.group_named,
+        help="Only members of this group; required where several run.",
+    ),
+]
+Control = Annotated[
+    str | None,
+    typer.Option(
+        "--control", metavar="TOPIC", help="Reach a whole --group by its topic, App(control=…)."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would affect.")]
+
+log_app = typer.Typer(no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The options of a command that acts: the reason, the members, and how they are reached."""
+
+    reason: Reason
+    dry_run: DryRun = False
+    group: Group = None
+    url: Url = None
+    token_file: TokenFile = None
+    control: Control = None
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER
+    x: cluster.Properties = None
+    config: cluster.ConfigFile = None
+    as_json: cluster.Json = False
+
+    def __post_init__(self) -> None:
+        """Note what has no effect."""
+        if self.control is None:
+            self._note_unused()
+
+    @property
+    def cluster(self) -> cluster.Cluster:
+        """How to connect to Kafka."""
+        return cluster.Cluster(self.bootstrap_servers, self.x, self.config)
+
+    def send(self, *orders: Row, for_: str | None = None, rest: Sequence[Row] = ()) -> int:
+        """Send the commands to every member and print the answers; returns the worst exit code.
+
+        `rest`: commands to send after these, which may match no record.
+        """
+        given = [self._completed(order, for_) for order in (*orders, *rest)]
+        return send(given, self._runs, self.dry_run, len(orders), as_json=self.as_json)
+
+    def looked(self, order: Row) -> tuple[list[Row], list[Row]]:
+        """The answers of a dry run, and the members that did not answer."""
+        return self._runs().asked(self._completed({**order, "dry_run": True}, None))
+
+    def _completed(self, order: Row, for_: str | None) -> Row:
+        return completed(order, self.reason, for_, self.dry_run)
+
+    def _runs(self) -> Reached:
+        if self.control is None:
+            return Runs(self.url, self.token_file, self.group)
+        if self.url is not None or not self.group:
+            raise ConfigError("--control requires --group and excludes --url")
+        from perkey.cli.control_group import ByTopic  # the local commands load no client
+
+        return ByTopic(self.control, self.group, self.cluster)
+
+    def _note_unused(self) -> None:
+        note_unused(self.cluster)
+
+
+def note_unused(kafka: cluster.Cluster) -> None:
+    """A line on stderr for options that have no effect without --control."""
+    if kafka != cluster.Cluster():
+        typer.echo(
+            "perkey: without --control a command reaches runs on this machine, or at --url:"
+            " --bootstrap-servers, -X and --config have no effect",
+            err=True,
+        )
+
+
+@cluster.spread
+def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For = "1h") -> int:
+    """Pause a topic, a handler or the whole app for some time.
+
+    No record starts. Running calls and commits continue. Exit 0 only when each member has answered
+    and obeyed.
+
+    Example: perkey pause --topic orders --reason "payment service is down" --for 30m
+    """
+    order = {"action": "pause", "topic": topic, "handler": handler}
+    return reach.send(order, for_=for_)
+
+
+@cluster.spread
+def resume(reach: Reach, topic: Topic = None, handler: Handler = None) -> int:
+    """End pauses of a topic, of a handler, or all.
+
+    Pauses by the app itself remain. For a handler, or all: records that wait because of hold= or
+    brake= continue, too.
+
+    Example: perkey resume --topic orders --reason "payment service is back"
+    """
+    order = {"action": "resume", "topic": topic, "handler": handler}
+    return reach.send(order)
+
+
+@cluster.spread
+def set_(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…",
+            help="concurrency, rate_limit_per_s or timeout_s; `default`: as declared.",
+        ),
+    ],
+    reach: Reach,
+    handler: Handler = None,
+    for_: For = "1h",
+) -> int:
+    """Set concurrency, rate or time-out of handlers for some time.
+
+    Each member gets the value. Concurrency may be higher than declared: up to 10,000 calls async,
+    1,000 on threads; not with worker processes or a ledger. A new time-out also applies to calls
+    that run with one.
+
+    Example: perkey set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
+    """
+    order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
+    return reach.send(order, for_=for_)
+
+
+def stop(
+    reason: Reason,
+    mode: Annotated[
+        str, typer.Option(help="in_flight, buffered or now: see app.stop().")
+    ] = "in_flight",
+    dry_run: DryRun = False,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> int:
+    """Stop members cleanly, as SIGTERM does.
+
+    They finish running calls, commit and leave the group.
+
+    Example: perkey stop --group geofence --reason "moving to the new cluster"
+    """
+    order = completed({"action": "stop", "mode": mode}, reason, None, dry_run)
+    return send([order], partial(Runs, url, token_file, group), dry_run, 1, as_json=as_json)
+
+
+@log_app.callback()
+def _control() -> None:
+    """Show commands to running members.
+
+    Example: perkey control log
+    """
+
+
+@log_app.command()
+@cluster.spread
+def log(
+    kafka: cluster.Cluster,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    control: Control = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """List the commands in force, the last ones, and members' answers.
+
+    With --control from that topic, also while no member runs: the last command for each target,
+    the commands of the last 8 days that are not for later members, and the newest 1,000 answers.
+
+    Example: perkey control log --control perkey.control --group billing
+    """
+    if control is not None:
+        if url is not None or not group:
+            raise ConfigError("--control requires --group and excludes --url")
+        from perkey.cli.control_group import ByTopic  # the local commands load no client
+
+        _print_log(ByTopic(control, group, kafka).log(), as_json=as_json)
+        return
+    note_unused(kafka)
+    found = Runs(url, token_file, group).known(several=True)
+    if as_json:
+        typer.echo(json.dumps([answer for _, _, answer in found]))
+        return
+    members = [(answer["group"], one) for _, _, answer in found for one in answer["members"]]
+    for name, one in members:
+        for force in one["in_force"]:
+            typer.echo(f"in force: {name} {one['member']}: {_in_words(force)}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("time", "member"):
+        table.add_column(name, no_wrap=True)
+    for name in ("answer", "detail", "reason", "claimed by"):
+        table.add_column(name, overflow="fold")
+    rows = [(row["at"], name, one["member"], row) for name, one in members for row in one["log"]]
+    for at, name, member, row in sorted(rows, key=lambda one: one[0]):
+        cells = (
+            time.strftime("%H:%M:%SZ", time.gmtime(at)), f"{name} {member}", row["outcome"],
+            row["detail"], row["reason"], row["claimed_by"] or "?",
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+    Console().print(table if rows else "no commands yet")
+
+
+def _print_log(commands: Sequence[Row], *, as_json: bool) -> None:
+    """The commands of a control topic, oldest first."""
+    if as_json:
+        typer.echo(json.dumps(commands))
+        return
+    for one in commands:
+        if one["until"] is not None:
+            typer.echo(f"in force: {_in_words(one)}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("time", no_wrap=True)
+    for name in ("command", "answers", "reason", "claimed by"):
+        table.add_column(name, overflow="fold")
+    for one in commands:
+        answers = [f"{a['member']}: {a['outcome']}: {a['detail']}" for a in one["answers"]]
+        table.add_row(
+            Text(time.strftime("%m-%d %H:%M:%SZ", time.gmtime(one["at"]))),
+            Text(f"{one['action']} {one['about']}" + (" (dry run)" if one["dry_run"] else "")),
+            Text("\n".join(answers) or "-"), Text(one["reason"]), Text(one["claimed_by"] or "?"),
+        )  # fmt: skip
+    Console().print(table if commands else "no commands yet")
+
+
+class Reached(Protocol):
+    """The members that a command is sent to."""
+
+    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+        """The answers, and member and detail of each missing answer; raises ConfigError."""
+
+
+class Runs:
+    """The runs on this machine, or at a URL."""
+
+    def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
+        check_token_file(url, token_file)
+        self._url, self._token_file, self._group = url, token_file, group
+        #: name of a run -> the error when it was queried
+        self.silent: dict[str, str] = {}
+
+    def known(self, *, several: bool = False) -> list[tuple[str, Callable[..., Any], Any]]:
+        """Name, query function, and `commands` of each selected run; raises ConfigError.
+
+        `several`: runs of several groups are allowed; a command is for one group only.
+        """
+        asks: dict[str, Callable[[Mapping[str, Any]], Any]]
+        if self._url is not None:
+            asks = {self._url: partial(by_url, self._url, self._token_file)}
+        else:
+            asks = {path.stem: partial(local.ask, path) for path in local.runs()}
+        found = []
+        for name, ask in asks.items():
+            try:
+                found.append((name, ask, ask({"ask": "commands"})))
+            except PerkeyError as error:
+                if len(asks) == 1:
+                    raise
+                self.silent[name] = str(error)
+        if not asks:
+            raise ConfigError(
+                "no running Perkey app found on this machine: start one with `perkey run` (or "
+                "PERKEY_SOCKET=1), or give --url"
+            )
+        groups = sorted({answer["group"] for _, _, answer in found})
+        if self._group is not None:
+            found = [one for one in found if one[2]["group"] == self._group]
+            if not found:
+                raise ConfigError(
+                    f"no member of group {self._group} runs here, only of {', '.join(groups)}"
+                )
+        elif len(groups) > 1 and not several:
+            raise ConfigError(
+                f"members of {len(groups)} groups run here: give --group, one of "
+                f"{', '.join(groups)}"
+            )
+        return found
+
+    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+        """The answers, and member and detail of each missing answer; raises ConfigError."""
+        answers: list[Row] = []
+        expected: set[str] = set()
+        for name, ask, _ in self.known():
+            try:
+                found = ask({**order, "ask": "control"})
+            except ConfigError:
+                raise
+            except PerkeyError as error:
+                self.silent[name] = str(error)
+                continue
+            answers += found["answers"]
+            expected |= set(found["members"])
+        expected -= {one["member"] for one in answers}
+        missing = [{"member": name, "detail": why} for name, why in sorted(self.silent.items())]
+        missing += [
+            {
+                "member": name,
+                "detail": "not reached: it runs elsewhere; run the command there or give its --url",
+            }
+            for name in sorted(expected)
+        ]
+        return answers, missing
+
+
+def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
+    """The order with the fields that every command has; ConfigError before it is sent."""
+    for_s = FOR_S if for_ is None else seconds_of(for_)
+    found = {"dry_run": dry_run, **order, "reason": checked_reason(reason), "for_s": for_s}
+    name = "?"
+    with suppress(Exception):  # no such user in a container
+        name = getpass.getuser()
+    found |= {"id": secrets.token_hex(4), "claimed_by": f"{name}@{socket.gethostname()}"[:200]}
+    order_of(found)
+    return found
+
+
+def send(
+    orders: Sequence[Row], runs: Callable[[], Reached], dry_run: bool, strict: int, *, as_json: bool
+) -> int:  # fmt: skip
+    """Send the commands to every member and print the answers; returns the worst exit code.
+
+    `strict`: how many of them, from the first on, fail if no member has the record.
+    """
+    every: list[Row] = []
+    code = 0
+    for number, order in enumerate(orders):
+        answers, missing = runs().asked(order)
+        answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
+        if not as_json:
+            for one in answers:
+                Console(soft_wrap=True).print(
+                    Text(f"{one['member']}: {one['outcome']}: {one['detail']}")
+                )
+        every += [{"id": order["id"], **one} for one in answers]
+        bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
+        if bad or not answers or (number < strict and _missed(order, answers)):
+            code = EXIT_NOT_ALL
+    if as_json:
+        first = orders[0]["id"] if orders else None
+        typer.echo(json.dumps({"id": first, "dry_run": dry_run, "answers": every}))
+    elif dry_run and orders:
+        typer.echo("Nothing was changed: it was a dry run.", err=True)
+    return code
+
+
+def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no member has a record that the command names; it is then reported in one line."""
+    if order["action"] not in RECORD_ACTIONS:
+        return False
+    rows = [row for one in answers for row in one.get("rows", ()) if row["outcome"] != "not here"]
+    here = {(row["partition"], row["offset"]) for row in rows}
+    missing = [one for one in order.get("records", ()) if tuple(one) not in here]
+    if not missing and (order.get("records") or rows):
+        return False
+    what = f"key {order.get('key')}"
+    if missing:
+        what = ":".join(map(str, (order["topic"], *missing[0])))
+    elif order.get("where") is not None:
+        what = f"a record where {order['where']}"
+    more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+    typer.echo(
+        f"perkey: no member that was reached has {what}{more}: is its owner on another machine?",
+        err=True,
+    )
+    return True
+
+
+def _in_words(force: Mapping[str, Any]) -> str:
+    """One command in force, as text."""
+    about = [f"{name} {force[name]}" for name in ("topic", "handler", "key") if force.get(name)]
+    settings = [
+        f"{name}={'default' if value is None else value}"
+        for name, value in force["settings"].items()
+    ]
+    until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))
+    words = [force["action"], *(about or ["everything"]), *settings, f"until {until}"]
+    return f"{' '.join(map(str, words))} ({force['reason']})"

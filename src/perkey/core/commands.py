@@ -1,0 +1,559 @@
+"""An operator's commands to a lane or a record: hold, release, retry, skip, redo.
+
+Each gets one answer (`effects.Answered`). A skip is final once the commit that contains it is
+stored, so its answer waits for that; the record is never handled afterwards. A command that is
+obeyed a second time, here or by the next owner of the partition, changes nothing: a hold has its
+end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
+redo is for now only: each command of it is one call. A dry command runs the same code up to the
+first change, so it has the same answer.
+
+**Holds.** A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold
+is over. In a held lane that is the first record that has not started; later ones wait behind it,
+or are held when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked
+lane, only offsets are kept of a held one (memory.py).
+
+**Redos.** A finished record that is handled again is in its lane and in `Partition.redone`, and
+nowhere else: for offsets and commits it stays done. It goes before the records of its lane that
+have not started, behind a call that runs. It has one call, without a retry: its outputs are
+produced, and a failure becomes the answer. For a batch handler that call is a normal batch; if the
+batch fails as a whole, the record has failed, and only the others are tried in halves. If the
+epoch ends first, the answer is "lost". With exactly_once its outputs are a claim of the next
+transaction, like any other record's, and its lane continues; offsets and map of that commit are
+the same as without it. A commit that changes nothing else would not show whether it was stored, so
+it gets a mark (commits.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
+from perkey.core.lanes import last_of_call
+from perkey.core.states import RECORD_NAMES
+from perkey.core.work import Failure, HeldBy, Work
+from perkey.types import ErrorInfo, Redone, content_bytes
+
+if TYPE_CHECKING:
+    from perkey.core.batching import Batching
+    from perkey.core.endings import Endings
+    from perkey.core.engine_state import EngineState
+    from perkey.core.events import Command
+    from perkey.core.partition import Partition
+    from perkey.core.work import LaneKey
+    from perkey.types import Record
+
+
+# -- holds -----------------------------------------------------------------------------------------
+
+
+def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
+    """The hold of a record's lane; None if there is none, or it is over."""
+    holds = partition.holds
+    found = holds.get(partition.lanes.key_of(record)) if holds else None
+    return None if found is None or found.until <= state.now else found
+
+
+def hold_back(state: EngineState, work: Work) -> bool:
+    """If the lane of a queued record is held, it waits for the end of the hold."""
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
+        hold(state, work, found)
+    return found is not None
+
+
+def hold_behind(state: EngineState, work: Work) -> None:
+    """The same for one behind a running record of its lane, before its turn comes."""
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
+        work.partition.lanes.behind.add(work)
+        hold(state, work, found)
+
+
+def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> None:
+    """Hold this queued record, which is in its chain and nowhere else, until the hold is over.
+
+    `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
+    """
+    failure = work.failure
+    if failure is None:
+        failure = work.failure = Failure(state.texts)
+        work.partition.charge_failure(work, failure)
+    if own:
+        failure.held_until = by.until
+    until = max(by.until, failure.own_due, failure.held_until)  # its own delay is not shortened
+    if until == by.until or failure.held_by is None:
+        failure.held_by = by
+    failure.note(state.now, f"held for {until - state.now:.0f} s")
+    state.retries.add(until, work)
+    work.partition.retry(work, held=True)
+    state.put_away(work)
+
+
+# -- redos -----------------------------------------------------------------------------------------
+
+
+class Redo(NamedTuple):
+    """Why a record is handled again."""
+
+    command: Command
+    #: the record that was running when it joined the lane
+    behind: Work | None
+
+
+def with_redone(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
+    """The records of a lane in order: `others`, and those that are handled again."""
+    key_of = partition.lanes.key_of
+    mine = {one: it.behind for one, it in _waiting(partition) if key_of(one.record) == key}
+    head = next(others, None)
+    after = [one for one, behind in mine.items() if behind is head and _is_behind(head, one)]
+    yield from [one for one in mine if one not in after]
+    if head is not None:
+        yield head
+        yield from after
+    yield from others
+
+
+def put_redo(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
+    """Put the record into its lane, before `first`. False: `first` waits outside the chain."""
+    lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
+    size = content_bytes(record.key, record.value, record.headers)
+    work = Work.one(record, size, partition)
+    same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
+    behind = None
+    if same:
+        behind = partition.redone[same[-1]].behind
+        lanes.put_behind(last_of_call(same[-1]), work)
+    elif first is None or first.state == states.QUEUED:
+        if not lanes.put_first(work, first):
+            return False
+    else:
+        behind = first
+        lanes.put_behind(last_of_call(first), work)
+    partition.admit_redone(work, Redo(command, behind))
+    return True
+
+
+def _waiting(partition: Partition) -> list[tuple[Work, Redo]]:
+    """Redos that their lanes wait for: lanes have continued past the others (exactly_once)."""
+    return [(one, it) for one, it in partition.redone.items() if one.state != states.PENDING]
+
+
+def _is_behind(head: Work | None, work: Work) -> bool:
+    """Whether `work` follows: a head whose output was refused has joined the end of its lane."""
+    while head is not None and head is not work:
+        head = head.next
+    return head is work
+
+
+def redo_handled(state: EngineState, work: Work) -> None:
+    """Its call has returned, and its outputs are stored."""
+    state.complete(work, report=False)
+    reason = work.partition.redone[work].command.reason
+    _redo_ended(state, work, "redone", reason)
+
+
+def redo_failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
+    """Its call failed; it stays done."""
+    _redo_ended(state, work, "failed", f"{error.line[:300]}: it stays done")
+
+
+def lose_redos(state: EngineState, partition: Partition) -> None:
+    """The epoch ends: answer all redos as lost."""
+    sent = partition.commit.sent
+    pending = () if sent is None else sent.claims
+    for work, one in partition.redone.items():
+        what = "the partition went away first: ask again"
+        if work in pending:
+            what = "the partition went away first, and what it put out may be there: look, then ask"
+        _answer_redo(state, work, one.command, "lost", what)
+    partition.handler.divert(-len(partition.redone))
+
+
+def _redo_ended(state: EngineState, work: Work, outcome: str, detail: str) -> None:
+    partition = work.partition
+    command = partition.redone[work].command
+    partition.redo_ended(work)
+    _answer_redo(state, work, command, outcome, detail)
+
+
+def _answer_redo(
+    state: EngineState, work: Work, command: Command, outcome: str, detail: str
+) -> None:
+    where = (work.partition.topic, work.partition.number, work.record.offset)
+    state.emit(fx.Answered(command, [fx.Obeyed(*where, outcome, detail)]))
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+#: what a command about one record does not end
+HELD = "its key is held by a command: perkey key release ends that"
+_UNDER_WAY = "it is {} now: ask again when that is over"
+_EXPORTED = _UNDER_WAY.format("exported with its lane")
+#: from this many commands on, the records of a partition are sorted by lane once for all of them
+SORTED_FROM = 8
+
+
+class Commands:
+    """Obeys commands."""
+
+    def __init__(self, state: EngineState, endings: Endings, batching: Batching) -> None:
+        self._state = state
+        self._endings = endings
+        self._batching = batching
+        #: during a turn with many commands: the records of each lane, for `_all_of_lane`
+        self._sorted: dict[Partition, dict[LaneKey, list[Work]]] | None = None
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Do what is possible for each; every command is answered."""
+        self._sorted = {} if len(commands) >= SORTED_FROM else None
+        for command in commands:
+            target = command.target
+            answers = [
+                self._in(partition, command)
+                for (topic, number), partition in list(self._state.partitions.items())
+                if topic == target.topic and target.partition in (None, number)
+            ]
+            rows = [row for row in answers if row is not None]
+            self._in_later_epochs(command, rows)
+            if len(rows) == len(answers):
+                what = rows or [_row(None, command, "not here", "no such partition in this member")]
+                self._state.emit(fx.Answered(command, what))
+        self._sorted = None
+        self._endings.retry_due()
+
+    def _in_later_epochs(self, command: Command, rows: Sequence[fx.Obeyed]) -> None:
+        """The hold of a lane, and its end, also apply to later epochs of its partitions."""
+        target, by = command.target, self._held_by(command)
+        of_lane = target.key is not None and target.offset is None and command.action != "skip"
+        refused = bool(rows) and all(row.outcome == "refused" for row in rows)
+        if not of_lane or refused or command.dry:
+            return
+        assert target.key is not None
+        place = (target.topic, target.partition, target.key)
+        if command.action != "hold":
+            self._state.holds.pop(place, None)
+        elif by.until > self._state.now:
+            self._state.holds[place] = by
+
+    def _held_by(self, command: Command) -> HeldBy:
+        until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)
+        return HeldBy(until, command.reason, command.claimed_by)
+
+    # -- one partition ---------------------------------------------------------------------------
+
+    def _in(self, partition: Partition, command: Command) -> fx.Obeyed | None:
+        """Obey it there; None: the answer comes when it is final."""
+        target = command.target
+        if target.offset is not None:
+            if partition.exports_record(target.offset):
+                return _refused(partition, command, _EXPORTED)
+            redo = command.action == "redo"
+            return (self._redo if redo else self._record)(partition, command, target.offset)
+        if target.key in partition.exports:
+            return _refused(partition, command, _EXPORTED)
+        if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
+            what = "its handler is not ordered by key: name records, or give --where"
+            return _refused(partition, command, what)
+        if command.action == "skip":
+            first = next(self._of_lane(partition, target.key), None)
+            if first is None:
+                return _row(partition, command, "not here", "it has no record here")
+            if command.dry:
+                return self._skip(partition, command, first)
+            # Name the record that would be skipped: sent again, the command would skip another one
+            what = "name one record of it: the next owner would skip another one"
+            return _refused(partition, command, what, first.record.offset)
+        if command.action == "hold":
+            return self._hold_lane(partition, command, target.key)
+        return self._release_lane(partition, command, target.key)
+
+    # -- a lane ----------------------------------------------------------------------------------
+
+    def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        by = self._held_by(command)
+        if by.until <= self._state.now:
+            return _row(partition, command, "unchanged", "the hold is over already")
+        if not command.dry:
+            partition.set_hold(key, by)
+        waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
+        if not waiting:
+            return _row(partition, command, "held", "nothing of it waits now")
+        # The record that the hold concerns now: not one that the lane has passed
+        first = next((work for work in waiting if not _left_lane(work)), waiting[0])
+        return self._hold(partition, command, first, by)
+
+    def _release_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        """End its hold, and let its first record proceed: a parked, failed or held one."""
+        held = key in partition.holds if command.dry else partition.end_hold(key)
+        if not command.dry:
+            partition.memory.release(key)
+        works = list(self._of_lane(partition, key))
+        first = works[0] if works else None
+        if first is None or first.state not in (states.RETRYING, states.PARKED):
+            waiting = next((work for work in works if _held(work)), None)
+            if waiting is None:
+                what = "released" if held and command.action == "release" else "unchanged"
+                offset = -1 if first is None else first.record.offset
+                return _row(partition, command, what, "nothing of it waits", offset)
+            first = waiting
+        for later in () if command.dry else works:
+            if later is not first and _held(later):  # held as well, with the batch that they share
+                self._end_own_hold(later)
+                self._state.retries.add(self._state.now, later)
+        return self._proceed(partition, command, first)
+
+    def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
+        """The records of a lane in order; exactly_once: without those that it has passed."""
+        undone = self._undone_of_lane(partition, key)
+        return with_redone(partition, key, undone) if partition.redone else undone
+
+    def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
+        works = (work for work in self._all_of_lane(partition, key) if work.state != states.PENDING)
+        return iter(_in_turn(list(works))) if partition.handler.exact else works
+
+    def _all_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
+        """Those that are not done. With many commands each would walk over all records."""
+        marked, key_of = partition.commit.marked.values(), partition.lanes.key_of
+        if self._sorted is None and isinstance(key, bytes):  # as below, in a third of the time
+            every = chain(marked, partition.offsets.incomplete.values())
+            return (work for work in every if work is not None and work.record[4] == key)
+        held = chain(marked, partition.offsets.works())
+        if self._sorted is None:
+            return (work for work in held if key_of(work.record) == key)
+        lanes = self._sorted.get(partition)
+        if lanes is None:
+            lanes = self._sorted[partition] = {}
+            for work in held:
+                lanes.setdefault(key_of(work.record), []).append(work)
+        return (work for work in lanes.get(key, ()) if work.state != states.DONE)
+
+    # -- one record ------------------------------------------------------------------------------
+
+    def _record(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
+        if offset in partition.commit.marked:
+            return _refused(partition, command, _UNDER_WAY.format("running"))
+        if _is_done(partition, offset):
+            return _row(partition, command, "unchanged", "it is done, or not in the log")
+        work = partition.offsets.incomplete.get(offset)
+        if work is None:
+            return self._not_fetched(partition, command, offset)
+        if command.action == "skip":
+            return self._skip(partition, command, work)
+        if command.action == "hold":
+            by = self._held_by(command)
+            if by.until <= self._state.now:
+                return _row(partition, command, "unchanged", "the hold is over already")
+            return self._hold(partition, command, work, by)
+        return self._proceed(partition, command, work)
+
+    def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
+        """Handle a finished record again; answered when its call has ended."""
+        record, what = command.record, self._why_not_again(partition, command, offset)
+        if what or record is None:
+            return _refused(partition, command, what)
+        undone = self._undone_of_lane(partition, partition.lanes.key_of(record))
+        first = next((one for one in undone if not _left_lane(one)), None)
+        if first is not None and first.state in (states.RETRYING, states.PARKED):
+            waits = RECORD_NAMES[first.state]
+            what = f"offset {first.record.offset} of its key goes first, and is {waits}"
+            return _refused(partition, command, what)
+        if command.dry:
+            return _row(partition, command, "redone", "it is done, and handled again")
+        if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
+            partition.lanes.put_back([first])  # its batch had not started: both join one
+        if put_redo(partition, command, record, first):
+            return None
+        return _refused(partition, command, _UNDER_WAY.format("behind another record of its key"))
+
+    def _why_not_again(self, partition: Partition, command: Command, offset: int) -> str:
+        """Why the record cannot be handled again now, whatever its lane does; empty if it can."""
+        spec, lanes, record = partition.handler.spec, partition.lanes, command.record
+        if spec.delivery == AT_MOST_ONCE:
+            return (
+                f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
+                "produce the record again, or perkey dlq replay its letter"
+            )
+        if partition.handler.exact and partition.memory.barred:
+            return "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
+        if not _is_done(partition, offset):
+            retry = "it is not done: perkey record retry is the command for it"
+            return _past_end(partition, offset) or retry
+        if partition.state != states.OPEN or self._state.stop_mode is not None:
+            return "this member is about to leave: ask the next owner"
+        if record is None:
+            return "it is not in its topic (any more)"
+        if any(work.record.offset == offset for work in partition.redone):
+            return _UNDER_WAY.format("handled again")
+        if lanes.key_of(record) in lanes.occupied:
+            return _UNDER_WAY.format("behind a call of an earlier epoch")
+        return "" if hold_of(self._state, partition, record) is None else HELD
+
+    def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
+        """A record that is only remembered, or not fetched at all yet."""
+        memory = partition.memory
+        known = memory.waits_for if command.dry else memory.start_over
+        if command.action in ("release", "retry") and known(offset):
+            return _row(partition, command, "released", "it starts when it is fetched")
+        if what := _past_end(partition, offset):
+            return _refused(partition, command, what)
+        head = partition.shelves.head_of(offset)
+        if head is not None:
+            what = f"offset {head.record.offset} of its lane comes first"
+            return _refused(partition, command, what, offset)
+        return _refused(partition, command, "it is not fetched yet: ask again in a moment")
+
+    def _hold(self, partition: Partition, command: Command, work: Work, by: HeldBy) -> fx.Obeyed:
+        offset, own = work.record.offset, command.target.offset is not None
+        if work.state == states.PARKED:
+            return _row(partition, command, "held", "it is parked", offset)
+        if work.state not in states.WAITING:
+            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
+        if command.dry:
+            return _row(partition, command, "held", command.reason, offset)
+        if work.state == states.RETRYING:
+            partition.retried(work)
+        else:
+            self._take_out(work)
+        hold(self._state, work, by, own=own)
+        return _row(partition, command, "held", command.reason, offset)
+
+    def _take_out(self, work: Work) -> None:
+        """Remove a queued record from where it would start, or from its chain."""
+        lanes, shelves = work.partition.lanes, work.partition.shelves
+        if shelves.want(work, on=False) or lanes.take_out(work) or self._batching.take_out(work):
+            return
+        lanes.behind.add(work)
+
+    def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
+        offset, failure = work.record.offset, work.failure
+        if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
+            what = "it was handled, and delivery=at_most_once handles no record twice"
+            return _refused(partition, command, what, offset)
+        named = command.target.offset is not None  # otherwise the hold of its lane ends with this
+        if named and hold_of(self._state, partition, work.record) is not None:
+            return _refused(partition, command, HELD, offset)
+        if work.state == states.PARKED and command.dry:
+            return _row(partition, command, "released", command.reason, offset)
+        if work.state == states.PARKED:
+            self._endings.release(work, command.reason)
+            return _row(partition, command, "released", command.reason, offset)
+        if work.state != states.RETRYING:
+            what = f"it is {RECORD_NAMES[work.state]}: it waits for nothing that is to be released"
+            return _row(partition, command, "unchanged", what, offset)
+        assert failure is not None
+        what = "released" if failure.held or failure.exhausted_by else "retried"
+        if command.dry:
+            return _row(partition, command, what, command.reason, offset)
+        if failure.exhausted_by:  # since before it came here: its policy has not been applied yet
+            self._endings.start_over(work, failure, command.reason)
+        self._end_own_hold(work)
+        self._state.retries.add(self._state.now, work)
+        return _row(partition, command, what, command.reason, offset)
+
+    def _end_own_hold(self, work: Work) -> None:
+        """End its own hold by command; a later hold of its lane must not be shortened by it."""
+        if work.failure is not None:
+            work.failure.held_until = 0.0
+
+    def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
+        offset = work.record.offset
+        if self._state.drained:  # no commit follows that would make it final
+            what = "this member is about to leave: ask the next owner"
+            return _refused(partition, command, what, offset)
+        if work.state not in states.WAITING:
+            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
+        key = partition.lanes.key_of(work.record)
+        first = next(self._of_lane(partition, key), work)
+        if first is not work:
+            what = f"offset {first.record.offset} of its lane comes first"
+            return _refused(partition, command, what, offset)
+        if key in partition.lanes.occupied or work in partition.lanes.behind:
+            what = _UNDER_WAY.format("behind a call of an earlier epoch")
+            return _refused(partition, command, what, offset)
+        row = _row(partition, command, "skipped", command.reason, offset)
+        if command.dry:
+            return row
+        self._skip_head(partition, work, command.reason)
+        partition.commit.answer_later(command, row)
+        return None
+
+    def _skip_head(self, partition: Partition, work: Work, reason: str) -> None:
+        state = self._state
+        if work.state == states.PARKED:
+            partition.unpark(work)
+        elif work.state == states.RETRYING:
+            partition.retried(work)
+        else:
+            self._take_out(work)
+        following = work.next
+        if following is not None and following.state == states.QUEUED:
+            hold_behind(state, following)
+        failure = work.failure = work.failure or Failure(state.texts)
+        partition.shelves.drop(work)
+        failure.given_up = "skipped"
+        failure.note(state.now, f"skipped: {reason}")
+        if failure.error is None:
+            failure.replace(ErrorInfo("Skipped", reason))
+        if partition.handler.spec.delivery == AT_MOST_ONCE:  # it has no mark
+            partition.record_done(work)
+            state.complete(work)
+        else:
+            self._endings.handled(work)
+
+
+def _is_done(partition: Partition, offset: int) -> bool:
+    """Whether it is done, or missing in the log."""
+    offsets = partition.offsets
+    if offset in offsets.incomplete or offset in partition.commit.marked:
+        return False
+    return offset < offsets.position or offset <= offsets.restored_top
+
+
+def _past_end(partition: Partition, offset: int) -> str:
+    """A reason if the log ends before this offset."""
+    end = partition.log_end
+    if partition.position <= end <= offset:  # an end before the position is outdated
+        return f"there is no such record: its partition ended at offset {end} a moment ago"
+    return ""
+
+
+def _in_turn(lane: list[Work]) -> list[Work]:
+    """In starting order, which differs from the offsets after a refused output's rejoin."""
+    behind = {id(work.next) for work in lane}
+    left = dict.fromkeys(lane)
+    ordered: list[Work] = []
+    for head in sorted(lane, key=lambda work: id(work) in behind):
+        work: Work | None = head
+        while work is not None:
+            if work in left:
+                del left[work]
+                ordered.append(work)
+            work = work.next
+    return ordered
+
+
+def _left_lane(work: Work) -> bool:
+    """Whether its lane has continued past it (exactly_once)."""
+    return work.failure is not None and work.failure.left_lane
+
+
+def _held(work: Work) -> bool:
+    return work.state == states.RETRYING and work.failure is not None and work.failure.held
+
+
+def _refused(partition: Partition, command: Command, why: str, offset: int = -1) -> fx.Obeyed:
+    return _row(partition, command, "refused", why, offset)
+
+
+def _row(
+    partition: Partition | None, command: Command, outcome: str, detail: str, offset: int = -1
+) -> fx.Obeyed:
+    target = command.target
+    number = partition.number if partition is not None else target.partition
+    if target.offset is not None:
+        offset = target.offset
+    return fx.Obeyed(target.topic, -1 if number is None else number, offset, outcome, detail)

@@ -1,0 +1,211 @@
+"""Everything that the core can request. The runtime performs it and reports back by an event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from perkey.types import Committed, ErrorInfo, OutcomeName, Record
+
+if TYPE_CHECKING:
+    from perkey.core.events import Command
+    from perkey.core.partition import Partition
+    from perkey.core.work import Work
+
+Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
+ExportReason = Literal["map", "time"]
+
+
+class Start(NamedTuple):
+    """Call the handler for each of these records, or once with all of them (a batch)."""
+
+    handler: int
+    works: list[Work]
+    together: bool = False
+
+
+class Cancel(NamedTuple):
+    """This attempt ran longer than `timeout_s`: end it if that is possible."""
+
+    handler: int
+    work: Work
+
+
+class Send(NamedTuple):
+    """Produce the outputs of a handled record; answer with `outputs_answered`."""
+
+    work: Work
+    outputs: Any
+
+
+class SendDeadLetter(NamedTuple):
+    """Produce the record to its dead-letter topic; answer with `outputs_answered`."""
+
+    work: Work
+    topic: str
+    error: ErrorInfo
+
+
+class Exported(NamedTuple):
+    """The pressure valve takes a parked lane: its records go to the topic one after another."""
+
+    partition: Partition
+    #: in the order of the lane
+    offsets: tuple[int, ...]
+    topic: str
+    #: the taken share of the map, or for how long the head was parked
+    why: ExportReason
+    #: "map": the share without the lanes that were taken before
+    share: float
+
+
+class ExportEnded(NamedTuple):
+    """A letter was refused: it and the rest of its lane are parked again."""
+
+    partition: Partition
+    offsets: tuple[int, ...]
+
+
+class AskExhausted(NamedTuple):
+    """Call the function given as `on_exhausted`; answer with `decided` and this number."""
+
+    work: Work
+    number: int
+    #: as it was last handled
+    record: Record
+    error: ErrorInfo
+
+
+class PlanItem(NamedTuple):
+    """The content of a commit for one partition: all of it from one snapshot."""
+
+    partition: Partition
+    frontier: int
+    metadata: str
+    done_beyond: int
+    #: records whose next step waits for this commit
+    claims: list[Work]
+    #: characters of the metadata that belong to the rider
+    rider_chars: int = 0
+
+
+class CommitOffsets(NamedTuple):
+    """Commit these; answer each partition with `commit_answered`."""
+
+    sequence: int
+    items: list[PlanItem]
+
+
+class Transact(NamedTuple):
+    """Produce the claims' outputs and commit the offsets in one transaction."""
+
+    sequence: int
+    items: list[PlanItem]
+
+
+class ReadCommitted(NamedTuple):
+    """A commit is in doubt: read what the broker stores, answer with `committed_read`."""
+
+    partitions: list[Partition]
+
+
+class PauseIntake(NamedTuple):
+    """Pause the fetch of these partitions; polling continues."""
+
+    partitions: list[Partition]
+
+
+class ResumeIntake(NamedTuple):
+    """Fetch these partitions again."""
+
+    partitions: list[Partition]
+
+
+class Refetch(NamedTuple):
+    """Read these offsets again; answer with `refetched` and this number."""
+
+    partition: Partition
+    number: int
+    #: ascending
+    offsets: list[int]
+
+
+class Finished(NamedTuple):
+    """One record is finished; sent only while results are read."""
+
+    work: Work
+    outcome: OutcomeName
+    error: ErrorInfo | None
+    outputs: Any
+    #: as it was then: parked records are not kept
+    record: Record
+
+
+class Troubled(NamedTuple):
+    """An attempt failed, or the record was given up: for the log."""
+
+    work: Work
+    outcome: Trouble
+    attempts: int
+    error: ErrorInfo
+    #: as it was then: records that wait for long lose their bytes
+    record: Record
+
+
+class CommitsStored(NamedTuple):
+    """The broker has acknowledged these commits."""
+
+    committed: list[Committed]
+
+
+class Obeyed(NamedTuple):
+    """The result of a command in one partition."""
+
+    topic: str
+    partition: int
+    #: -1 for a lane without a record
+    offset: int
+    #: "held", "released", "retried", "skipped", "redone";
+    #: "failed", "unchanged", "refused", "not here", "lost"
+    outcome: str
+    #: the reason, in one line
+    detail: str
+
+
+class Answered(NamedTuple):
+    """The answer to a command.
+
+    For a skip it comes when its commit is stored, for a redo when its call has ended.
+    """
+
+    command: Command
+    rows: list[Obeyed]
+
+
+class Note(NamedTuple):
+    """A line for the log."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+class ReportLease(NamedTuple):
+    """The fleet's driver needs the result of `Engine.lease_reports` soon."""
+
+
+class Drained(NamedTuple):
+    """A requested stop has finished its work: commit and leave."""
+
+
+class Fatal(NamedTuple):
+    """The run must end with exit code 1."""
+
+    reason: str
+    error: ErrorInfo | None
+
+
+Effect = (
+    Start | Cancel | Send | SendDeadLetter | Exported | ExportEnded | AskExhausted | CommitOffsets
+    | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
+    | CommitsStored | Answered | Note | ReportLease | Drained | Fatal
+)  # fmt: skip

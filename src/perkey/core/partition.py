@@ -1,0 +1,500 @@
+"""One partition epoch: its offsets, lanes and commit, and how many of its records are where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perkey.core import states
+from perkey.core.events import AT_MOST_ONCE
+from perkey.core.lanes import Lanes
+from perkey.core.memory import Shelves
+from perkey.core.offsets import Reach
+from perkey.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, InternalError
+from perkey.types import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from perkey.core.commands import Redo
+    from perkey.core.commits import CommitState
+    from perkey.core.memory import Memory
+    from perkey.core.offsets import Offsets, Snapshot
+    from perkey.core.scheduling import Handler
+    from perkey.core.valve import Export
+    from perkey.core.work import Failure, HeldBy, LaneKey, Tags, Work
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Partition:
+    """One assignment of one partition to this member. A new assignment is a new object."""
+
+    topic: str
+    number: int
+    #: number of the assignment in this member; answers of other epochs are dropped
+    epoch: int
+    handler: Handler
+    offsets: Offsets
+    commit: CommitState
+    #: lanes in which an attempt of an earlier epoch still runs
+    occupied: InitVar[Iterable[LaneKey]] = ()
+    #: last known end of the log; -1 if unknown
+    log_end: int = -1
+    lanes: Lanes = field(init=False)
+    reach: Reach = field(init=False)
+    memory: Memory = field(init=False)
+    shelves: Shelves = field(init=False)
+    state: int = states.OPEN
+    #: paused by the user
+    user_paused: bool = False
+    #: paused by a command
+    command_paused: bool = False
+    #: False while nothing of it may start (revoking, closed, paused by the user or a command)
+    startable: bool = True
+    #: True while it is in its handler's rotation
+    listed: bool = False
+    #: not fetched for now
+    intake_paused: bool = False
+    # number of its records in each place
+    in_flight: int = 0
+    sending: int = 0
+    retrying: int = 0
+    parked: int = 0
+    #: of those that retry: held by a command
+    on_hold: int = 0
+    #: held lanes
+    holds: dict[LaneKey, HeldBy] = field(default_factory=dict)
+    #: lanes that the pressure valve exports (valve.py)
+    exports: dict[LaneKey, Export] = field(default_factory=dict)
+    #: bytes of all records it holds
+    bytes: int = 0
+    #: finished records that are handled again; offsets and commits do not know them
+    redone: dict[Work, Redo] = field(default_factory=dict)
+    #: exactly_once: bytes of outputs that wait for a transaction
+    outputs: dict[Work, int] = field(default_factory=dict)
+    outputs_bytes: int = 0
+
+    def __post_init__(self, occupied: Iterable[LaneKey]) -> None:
+        self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(occupied))
+        self.memory = self.commit.memory
+        self.reach = Reach(self.offsets, self.commit, self.lanes.far)
+        self.shelves = Shelves(self)
+
+    # -- the epoch -------------------------------------------------------------------------------
+
+    def move(self, state: int) -> None:
+        """Change the state of the epoch, by the table."""
+        if (self.state, state) not in EPOCH_TABLE:
+            raise InternalError(
+                f"{self!r} cannot go from {EPOCH_NAMES[self.state]} to {EPOCH_NAMES[state]}"
+            )
+        self.state = state
+        self.startable = False
+
+    def pause(self, *, user: bool, command: bool) -> None:
+        """Set or clear the pauses by the user and by command."""
+        self.user_paused, self.command_paused = user, command
+        self.startable = not (user or command) and self.state == states.OPEN
+
+    @property
+    def paused(self) -> bool:
+        """Whether the user or a command has paused it."""
+        return self.user_paused or self.command_paused
+
+    # -- intake ----------------------------------------------------------------------------------
+
+    def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        """Add records of one poll, ascending."""
+        works = self.offsets.receive(records, sizes, self)
+        new = len(works) == len(sizes)
+        self.bytes += sum(sizes if new else [work.size for work in works])
+        if self.lanes.shelves:
+            works = [work for work in works if not self.shelves.keep_off(work)]
+        self.lanes.join(works)
+
+    def tag(self, records: Sequence[Record], values: Sequence[Tags]) -> None:
+        """Store the results of the user's functions for records that were just fetched."""
+        for record, value in zip(records, values, strict=True):
+            work = self.offsets.incomplete.get(record[2])
+            if work is not None:
+                work.tags = value
+
+    def admit_one(self, record: Record, size: int) -> Work | None:
+        """Add one remembered record, without a lane so far. None: it is done."""
+        works = self.offsets.receive([record], [size], self)
+        self.bytes += sum([work.size for work in works])
+        return works[0] if works else None
+
+    def admit_redone(self, work: Work, why: Redo) -> None:
+        """Put a finished record into its lane again."""
+        self.redone[work] = why
+        self.bytes += work.size
+        self.handler.divert(1)
+        self.handler.enlist(self)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def call_ended(self) -> None:
+        """One of its records has returned from the handler."""
+        self.in_flight -= 1
+
+    def finished(self, count: int, size: int, top: int) -> None:
+        """This many calls have returned and are done; their lanes have continued."""
+        self.in_flight -= count
+        self.bytes -= size
+        if count:
+            self.offsets.top = top
+            self.offsets.changed = True
+            self.handler.enlist(self)
+
+    def record_done(self, work: Work) -> None:
+        """The record is done: mark its offset, and continue its lane."""
+        self.bytes -= work.size
+        self.offsets.done(work.offset)
+        work.state = states.DONE
+        if self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
+
+    def redo_ended(self, work: Work) -> None:
+        """Its call has ended; its offset was done all the time."""
+        del self.redone[work]
+        self.bytes -= work.size
+        self.drop_outputs(work)
+        left = work.state == states.PENDING  # its lane has continued already
+        work.move(states.DONE)
+        self.handler.divert(-1)
+        if not left and self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
+
+    def pending_done(self, work: Work) -> None:
+        """The record is done, and its lane has continued already (claims of exactly_once)."""
+        self.bytes -= work.size
+        self.offsets.done(work.offset)
+        work.state = states.DONE
+        if self.outputs:
+            self.drop_outputs(work)
+
+    def hold_outputs(self, work: Work, size_bytes: int) -> None:
+        """Its outputs wait for a transaction."""
+        self.outputs[work] = size_bytes
+        self.outputs_bytes += size_bytes
+
+    def drop_outputs(self, work: Work) -> None:
+        """Its outputs are stored, or refused."""
+        self.outputs_bytes -= self.outputs.pop(work, 0)
+
+    def release(self, work: Work) -> None:
+        """Its lane continues, though the record is not finished."""
+        continues = self.lanes.leave(work)
+        work.charge = None
+        if continues and not self.listed:
+            self.handler.enqueue(self)
+
+    def mark(self, work: Work) -> None:
+        """at_most_once: the started-mark is stored, so its offset counts as done."""
+        offset = work.offset
+        self.offsets.mark(offset)
+        self.commit.marked[offset] = work
+        work.move(states.RUNNING)
+        self.in_flight += 1
+
+    def unmark(self, work: Work) -> None:
+        """at_most_once: it was marked and never started, so the mark is withdrawn."""
+        offset = work.offset
+        del self.commit.marked[offset]
+        self.offsets.undone(offset, work)
+
+    def marked_done(self, work: Work) -> None:
+        """at_most_once: its offset is done since its mark; only its lane has to continue."""
+        self.bytes -= work.size
+        del self.commit.marked[work.offset]
+        work.state = states.DONE
+        if self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
+
+    # -- room in the map -------------------------------------------------------------------------
+
+    def may_start(
+        self, work: Work, looked: dict[Any, None], taken: Iterable[Work] = (), *, spend: bool = True
+    ) -> bool:
+        """Whether the map has room for the record; measures again if that is necessary and useful.
+
+        Once per turn (`looked`) is enough: nothing is done within one. `taken`: how many others
+        start in this turn before it. `spend`: it starts now, and takes its room.
+        """
+        if work in self.redone:
+            return True  # the map has it
+        offset = work.offset
+        room = self.reach.take_room if spend else self.reach.has_room
+        if room(offset):
+            return True
+        if self in looked:
+            return False
+        looked[self] = None
+        under_way = self._under_way() + sum(other.partition is self for other in taken)
+        if not self.reach.worth_a_look(under_way):
+            return False
+        self.reach.look(under_way, offset)
+        return room(offset)
+
+    def reopen(self) -> None:
+        """Check records that waited for room again: free ones, then the nearest."""
+        reach, lanes, under_way = self.reach, self.lanes, self._under_way()
+        if lanes.far:
+            if not reach.worth_a_look(under_way):
+                return
+            reach.look(under_way, lanes.nearest_far)
+            for offset in reach.freed():
+                lanes.reopen(offset)
+            room = reach.budget
+            while lanes.far and (price := reach.price(lanes.nearest_far)) is not None:
+                room -= price
+                if room < 0 < price:
+                    break
+                lanes.reopen(lanes.nearest_far)
+            self.handler.enlist(self)
+        if not lanes.far:
+            self.handler.short_of_room.pop(self, None)
+
+    def taken_without(self, claimed: Collection[int]) -> float:
+        """The share of the map's room that is taken, if all these offsets were done.
+
+        1 while records wait for room and no running record could make some.
+        """
+        if self.lanes.far and not claimed and not self._under_way():
+            return 1.0
+        return self.reach.taken_without(claimed)
+
+    def _under_way(self) -> int:
+        """How many records have started and are not in the map yet."""
+        if self.handler.spec.delivery == AT_MOST_ONCE:
+            return 0  # the map has them since their mark
+        return self.in_flight + self.sending
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def send(self, work: Work) -> None:
+        """Its outputs or its dead letter are on the way to the broker."""
+        work.move(states.SENDING)
+        self.sending += 1
+        if self.handler.spec.commit_each:  # it is not finished: it holds a slot
+            self.handler.slots.take()
+
+    def sent(self) -> None:
+        """The broker has answered for one of them."""
+        self.sending -= 1
+        if self.handler.spec.commit_each:
+            self.handler.slots.give()
+
+    def retry(self, work: Work, *, held: bool = False) -> None:
+        """It waits for its next attempt, or the end of a hold, and its lane with it."""
+        work.move(states.RETRYING)
+        self.retrying += 1
+        if held and work.failure is not None:
+            work.failure.held = True
+            self.on_hold += 1
+        self.lanes.block(work)
+        self.remember(work)
+
+    def remember(self, work: Work) -> None:
+        """Something of an unfinished record has changed: the next commit contains it."""
+        if work not in self.redone:
+            self.memory.keep(work)
+
+    def retried(self, work: Work) -> None:
+        """Its delay, or its hold, is over: it is queued again."""
+        work.move(states.QUEUED)
+        self.retrying -= 1
+        if work.failure is not None and work.failure.held:
+            work.failure.held = False
+            self.on_hold -= 1
+            self.remember(work)  # else a next owner would hold it until the end of the hold
+
+    def charge_failure(self, work: Work, failure: Failure) -> None:
+        """Charge the kept data of its failures to the buffers, as the record itself."""
+        self.resize(work, failure.uncharged())
+
+    def resize(self, work: Work, more: int) -> None:
+        """It keeps this many bytes more, or fewer."""
+        work.size += more
+        self.bytes += more
+        self.lanes.grow(work, more)
+
+    def park(self, work: Work) -> None:
+        """It waits until it is released, and its lane with it."""
+        work.move(states.PARKED)
+        self.lanes.block(work)
+        self.parked += 1
+        self.handler.standing += 1
+        self.remember(work)
+
+    def unpark(self, work: Work) -> None:
+        """It is released."""
+        work.move(states.QUEUED)
+        self.lanes.block(work)
+        self.parked -= 1
+        self.handler.standing -= 1
+        self.remember(work)
+
+    def set_hold(self, key: LaneKey, by: HeldBy) -> None:
+        """Nothing of this lane starts before the hold is over."""
+        self.holds[key] = by
+
+    def end_hold(self, key: LaneKey) -> bool:
+        """End the hold of its lane; True if there was one."""
+        return self.holds.pop(key, None) is not None
+
+    def exports_record(self, offset: int) -> bool:
+        """Whether it is exported with its lane, or being sent."""
+        return any(export.has(offset) for export in self.exports.values())
+
+    def close(self) -> None:
+        """The epoch has ended: drop what waits."""
+        self.offsets.incomplete.clear()
+        self.offsets.shelved = 0
+        self.lanes.clear()
+        self.redone.clear()
+        self.commit.close()
+
+    # -- the view: what others may read (tests/test_core_view.py) --------------------------------
+
+    @property
+    def where(self) -> TopicPartition:
+        """Its topic and number."""
+        return self.topic, self.number
+
+    @property
+    def position(self) -> int:
+        """The offset after the last one received."""
+        return self.offsets.position
+
+    @property
+    def busy(self) -> bool:
+        """Whether any of its records is received, or restored, and not done."""
+        return bool(self.offsets.incomplete)
+
+    @property
+    def healthy(self) -> int:
+        """Records held that are not done, without those in lanes with a failing record."""
+        return self.offsets.buffered - self.lanes.blocked_records
+
+    @property
+    def committed(self) -> int:
+        """The offset stored for the group, as far as known; -1 for none."""
+        return self.commit.committed
+
+    def committed_or_sent(self) -> list[range]:
+        """Offsets that the broker may store: the known one, refused ones, the one in flight."""
+        one = self.commit
+        sent = [] if one.sent is None else [one.sent.frontier]
+        return [one.refusals, *(range(at, at + 1) for at in (one.committed, *sent))]
+
+    @property
+    def last_sent(self) -> int:
+        """The sequence of the last commit."""
+        return self.commit.sequence
+
+    @property
+    def committing(self) -> bool:
+        """Whether a commit is in flight, or in doubt."""
+        return self.commit.state != states.IDLE
+
+    @property
+    def claiming(self) -> bool:
+        """Whether some record's next step waits for a commit."""
+        return bool(self.commit.claims)
+
+    @property
+    def commits_again(self) -> bool:
+        """Whether its last commit has to be sent again, even without a change."""
+        return self.commit.repeat
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that a commit would contain is stored."""
+        return not self.commit.dirty and not self.committing
+
+    def unfinished(self, end: int) -> Iterator[Work | None]:
+        """Unfinished records before this offset; None for one not fetched yet.
+
+        Of a parked lane only records that are kept whole.
+        """
+        yield from (work for offset, work in self.commit.marked.items() if offset < end)
+        stuck = self.shelves.stuck() if self.offsets.shelved else ()
+        for offset, work in self.offsets.incomplete.items():
+            if offset >= end:
+                return
+            if offset not in stuck:  # its parked record represents it
+                yield work
+
+    def works(self) -> list[Work]:
+        """Every unfinished record of the epoch."""
+        return [*self.offsets.works(), *self.commit.marked.values(), *self.redone]
+
+    @property
+    def buffered(self) -> int:
+        """Records held in memory that are not done."""
+        return self.offsets.buffered
+
+    @property
+    def frontier(self) -> int:
+        """The lowest offset not yet done."""
+        return self.offsets.frontier
+
+    def snapshot(self, claims: Sequence[Work] | None = None) -> Snapshot:
+        """Frontier, top and holes together; these claims (or all) count as done."""
+        claims = self.commit.claims if claims is None else claims
+        return self.offsets.snapshot({work.offset for work in claims})
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}[{self.number}] epoch {self.epoch}>"
+
+
+# -- the two hottest loops, over records of any partitions: few calls for each ---------------------
+
+
+def begin(works: Iterable[Work], now: float) -> None:
+    """These are in their handlers from now on."""
+    for work in works:
+        work.state = RUNNING
+        work.since = now
+        work.partition.in_flight += 1
+
+
+def plain_done(works: Iterable[Work]) -> list[Work]:
+    """Calls that returned with nothing to send: finish the simple ones; returns the others."""
+    others: list[Work] = []
+    partition, ended, size, top = None, 0, 0, 0
+    for work in works:
+        if work.partition is not partition:
+            if partition is not None:
+                partition.finished(ended, size, top)
+            partition = work.partition
+            handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
+            plain, timed, add_ready = handler.plain, handler.timed, lanes.ready.append
+            incomplete, top = offsets.incomplete, offsets.top
+            ended = size = 0
+        if timed:
+            handler.slots.ended(work)
+        if work.state != RUNNING or not plain:
+            others.append(work)
+            continue
+        ended += 1
+        size += work.size
+        work.state = DONE
+        offset = work.offset  # as `Offsets.done`
+        del incomplete[offset]
+        if offset > top:  # noqa: PLR1730 - once a record: max() costs five times as much
+            top = offset
+        following = work.next
+        if (
+            following is not None
+            and following.state == QUEUED
+            and work.charge is None
+            and work.call is None
+        ):
+            add_ready(following)  # as `Lanes.leave`
+        else:
+            lanes.leave(work)
+    if partition is not None:
+        partition.finished(ended, size, top)
+    return others

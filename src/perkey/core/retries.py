@@ -1,0 +1,486 @@
+"""When a record that failed is tried again: after its delay, or when an outage is over.
+
+`RetrySchedule` has all records that wait for a time: their next attempt, the end of a hold, or
+their release. `retry_delay_s` is the delay of the policy.
+
+`Outages`: a service that a handler calls fails, so its records wait while one of them probes.
+Theory of operation. A failure that `Hold.on` names opens an outage, of the whole handler or of one
+value of `Hold.by`::
+
+    first failure ──► open ──every probe_s: one record may start──► it succeeds: all continue
+                       │                                       └──► it fails: another, next time
+                       └── max_s later: `over`: all continue; failures cost, until one succeeds
+
+- While a whole handler waits nothing is moved: its records stay ready, and `take` returns none, or
+  the one that probes. With values of `by`, each record of the value is put aside when its turn
+  comes (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
+- A brake (`Brake`) holds a whole handler in the same way, without a time limit: its cause is that
+  too many records use up their attempts (`Flood`). Records that do so meanwhile are spared.
+- Whether the probe has succeeded is read from its state in the next turn. So every way in which its
+  call may end is covered, also by a command or with its epoch.
+- A record that failed in an outage that another record has ended does not open the next one: it may
+  be at fault itself. It alone waits for `probe_s`, and after `max_s` its attempts cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from perkey.core import states
+from perkey.core.events import AT_MOST_ONCE, DELAY_MAX_S
+from perkey.core.work import UNTAGGED
+from perkey.types import ErrorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from perkey.core.engine_state import EngineState
+    from perkey.core.scheduling import Handler
+    from perkey.core.work import Failure, Work
+    from perkey.policies import Brake, Retry
+
+_Entry = tuple[float, int, "Work"]
+
+
+class RetrySchedule:
+    """Records that wait for their next attempt, or are parked for a time, ordered by due time."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+        self._order = count()  # equal times keep their order of arrival
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def waiting(self) -> int:
+        """How many of them still wait (the epochs of the others have ended)."""
+        return sum(entry[2].state == states.RETRYING for entry in self._heap if _live(entry))
+
+    def forget(self) -> None:
+        """Epochs ended: drop their records once they are most of the entries."""
+        live = [entry for entry in self._heap if _live(entry)]
+        if 2 * len(live) < len(self._heap):
+            heapq.heapify(live)
+            self._heap = live
+
+    def add(self, due: float, work: Work) -> None:
+        """`work` may be tried again at `due`."""
+        ticket = next(self._order)
+        if work.failure is not None:
+            work.failure.due, work.failure.ticket = due, ticket
+        heapq.heappush(self._heap, (due, ticket, work))
+
+    def due(self, now: float) -> list[Work]:
+        """Remove and return every record that is due; those of ended epochs are dropped."""
+        heap, works = self._heap, []
+        while heap and heap[0][0] <= now:
+            entry = heapq.heappop(heap)
+            if _live(entry):
+                works.append(entry[2])
+        return works
+
+    def next_due(self) -> float | None:
+        """When the next record is due."""
+        heap = self._heap
+        while heap and not _live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+
+def _live(entry: _Entry) -> bool:
+    """Whether its record still waits for this time: it may have been released, and failed again."""
+    _, ticket, work = entry
+    failure = work.failure
+    waits = work.state in (states.RETRYING, states.PARKED)
+    return waits and failure is not None and failure.ticket == ticket
+
+
+def spread(offset: int, partition: int, attempt: int) -> float:
+    """A share in [0, 1) that differs between records and attempts, and is the same in every run.
+
+    Jitter needs spread values, not unpredictable ones, and the core may not draw random numbers:
+    Knuth's multiplicative hash (TAOCP vol. 3, 6.4) of the record's place.
+    """
+    return ((offset * 31 + partition * 17 + attempt) * 2654435761 & 0xFFFFFFFF) / 2**32
+
+
+def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
+    """Seconds until the next attempt; `asked_s` is from RetryAfter or the callable."""
+    if asked_s is not None:
+        return min(max(0.0, asked_s), DELAY_MAX_S)
+    if callable(retry.delay_s):  # the runtime has called it; None means that it raised
+        return 1.0
+    failure = work.failure
+    attempts = 1 if failure is None else max(1, failure.attempts - failure.shared)
+    delay = _grown_s(retry, attempts)
+    share = spread(work.record.offset, work.record.partition, attempts)
+    return delay * (1.0 + retry.jitter * (2.0 * share - 1.0))
+
+
+def _grown_s(retry: Retry, times: int) -> float:
+    """The policy's delay after this many failures in a row, without its jitter."""
+    assert not callable(retry.delay_s)
+    # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
+    return min(retry.delay_s * retry.multiplier ** min(times - 1, 64), retry.delay_max_s)
+
+
+def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: float | None) -> float:
+    """Seconds until the halves of a batch that failed as one are tried; one delay for all.
+
+    It grows by the policy while nothing succeeds, as in an outage. If another batch of the handler
+    (`good_calls`: how many did) has succeeded since, the search is for one bad record, and the
+    healthy ones beside it should not wait.
+    """
+    if failure.good_calls != good_calls:
+        failure.rounds, failure.good_calls = 0, good_calls
+    failure.rounds += 1
+    if asked_s is not None:
+        return asked_s
+    return 1.0 if callable(retry.delay_s) else _grown_s(retry, failure.rounds)
+
+
+# -- outages and brakes ----------------------------------------------------------------------------
+
+#: the values of an outage and a brake of a whole handler; no user value equals them
+WHOLE: Final = object()
+BRAKE: Final = object()
+_UNDER_WAY = (states.MARKING, states.RUNNING)
+_HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
+LOOKS = 12  # samples of the count of done records per `Brake.over_s`
+_OFFERS = 100  # records checked for one that may start now
+
+
+class Flood:
+    """How many of the last records used up their attempts, and whether they are too many.
+
+    Done records are not counted one by one: `Handler.done` is sampled a few times per
+    `Brake.over_s`, so the window may be up to a twelfth longer.
+    """
+
+    __slots__ = ("_looks", "brake", "exhausted")
+
+    def __init__(self, brake: Brake) -> None:
+        self.brake = brake
+        #: exhausted records since the start, or since the brake was released
+        self.exhausted = 0
+        #: (time, done, exhausted) samples; the first one is where the window starts
+        self._looks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
+
+    def look(self, now: float, done: int) -> None:
+        """Time has passed."""
+        looks, over_s = self._looks, self.brake.over_s
+        if now - looks[-1][0] >= over_s / LOOKS:
+            looks.append((now, done, self.exhausted))
+        while len(looks) > 1 and looks[1][0] <= now - over_s:
+            looks.popleft()
+
+    def counts(self, done: int) -> tuple[int, int]:
+        """How many were exhausted recently, and how many ended in total."""
+        _, done_before, before = self._looks[0]
+        exhausted = self.exhausted - before
+        return exhausted, exhausted + done - done_before
+
+    def add(self, now: float, done: int) -> bool:
+        """Count one more exhausted record; True: they are too many now."""
+        self.look(now, done)
+        self.exhausted += 1
+        exhausted, ended = self.counts(done)
+        return ended >= self.brake.at_least and exhausted >= self.brake.share * ended
+
+    def begin_again(self, now: float, done: int) -> None:
+        """Restart the counting."""
+        self._looks.clear()
+        self._looks.append((now, done, self.exhausted))
+
+
+class Outage:
+    """One outage, from its first failure to the first success."""
+
+    __slots__ = (
+        "counts", "due", "error", "failed", "max_s", "over", "probe", "probe_at", "probe_s",
+        "since", "value", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, value: Hashable, now: float, probe_s: float, max_s: float = inf) -> None:
+        self.value = value
+        #: of a brake: (records that used up their attempts, records that ended)
+        self.counts = (0, 0)
+        self.since = now
+        self.probe_s, self.max_s = probe_s, max_s
+        #: when the next record may probe
+        self.probe_at = now + probe_s
+        #: the latest reported error
+        self.error = ErrorInfo("", "")
+        #: attempts that failed with it and cost nothing
+        self.failed = 0
+        #: the record that probes; if it is `over`, some record that runs
+        self.probe: Work | None = None
+        #: the next record that starts is the probe
+        self.due = False
+        #: it has lasted for `max_s`: it holds nothing any more
+        self.over = False
+        #: records that were put aside, in this order; some may be gone
+        self.waiting: deque[Work] = deque()
+
+
+class Outages:
+    """Opens outages, lets one record at a time probe, and ends them."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        #: when an outage is next checked; may contain ended ones
+        self.timers: list[tuple[float, int, Handler, Outage]] = []
+        self._order = count()
+        #: outages with a record that probes
+        self.probing: dict[Outage, Handler] = {}
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def is_charged(self, work: Work) -> bool:
+        """Whether an attempt with such an error costs: the record has waited `max_s`."""
+        hold = work.partition.handler.spec.hold
+        assert hold is not None
+        self._look_at_probes()  # one may have succeeded in the same event
+        outage = work.partition.handler.outages.get(self._value_of(work))
+        now, failure = self._state.now, work.failure
+        if outage is not None and now >= outage.since + outage.max_s:
+            return True
+        since = None if failure is None else failure.waits_since
+        return since is not None and now - since >= hold.max_s
+
+    def failed(self, work: Work, error: ErrorInfo) -> float | None:
+        """Such an attempt failed and costs nothing; returns how long this record waits alone.
+
+        None: it waits for the end of an outage.
+        """
+        handler, value = work.partition.handler, self._value_of(work)
+        hold, failure, now = handler.spec.hold, work.failure, self._state.now
+        assert hold is not None
+        assert failure is not None
+        outage = handler.outages.get(value)
+        again = failure.waits_since is not None
+        if failure.waits_since is None:
+            failure.waits_since = now
+        if outage is None:
+            if again:
+                return hold.probe_s
+            outage = handler.outages[value] = Outage(value, now, hold.probe_s, hold.max_s)
+            self._look_again(handler, outage)
+            self._state.count("outages")
+            self._state.note(
+                "warning", "records wait: what the handler calls fails", handler=handler.name,
+                error=error.line, probe_s=hold.probe_s, max_s=hold.max_s,
+                next="one record at a time probes; all continue at the first success",
+            )  # fmt: skip
+        outage.error, outage.failed = error, outage.failed + 1
+        if outage.probe is work:
+            self._probed(outage)
+        return None
+
+    def is_spared(self, work: Work, error: ErrorInfo) -> bool:
+        """A record's attempts are used up; True: a brake holds its handler, so it waits instead.
+
+        A probe is given up as usual, and so is the record that triggers the brake.
+        """
+        self._look_at_probes()  # one may have succeeded in the same event
+        handler, now = work.partition.handler, self._state.now
+        flood, brake = handler.flood, handler.outages.get(BRAKE)
+        assert flood is not None
+        again = work.state == states.RUNNING and handler.spec.delivery != AT_MOST_ONCE
+        if brake is not None and brake.probe is not work and again:
+            brake.failed += 1
+            return True
+        if flood.add(now, handler.done) and brake is None:
+            self._brake(handler, flood, error)
+        return False
+
+    def _brake(self, handler: Handler, flood: Flood, error: ErrorInfo) -> None:
+        outage = Outage(BRAKE, self._state.now, flood.brake.probe_s)
+        handler.outages[BRAKE] = outage
+        outage.error, outage.counts = error, flood.counts(handler.done)
+        self._look_again(handler, outage)
+        self._state.count("brakes")
+        exhausted, ended = outage.counts
+        self._state.note(
+            "error", "the brake holds the handler: too many records used up their attempts",
+            handler=handler.name, exhausted=exhausted, ended=ended, over_s=flood.brake.over_s,
+            error=error.line, next="fix the cause: all continue when a probe succeeds, or by "
+            f"perkey resume --handler {handler.name}",
+        )  # fmt: skip
+
+    def look_at_floods(self) -> None:
+        """Sample the counts of brakes."""
+        for handler in self._state.handlers:
+            if handler.flood is not None:
+                handler.flood.look(self._state.now, handler.done)
+
+    def end_all(self, handler: Handler) -> None:
+        """An operator requests it: all continue."""
+        for outage in list(handler.outages.values()):
+            self._end(handler, outage)
+
+    def put_aside(self, work: Work) -> bool:
+        """Put aside a queued record that is nowhere else, if its value has an outage."""
+        handler = work.partition.handler
+        value = self._value_of(work)
+        outage = None if value is WHOLE else handler.outages.get(value)
+        if outage is None or outage.over:
+            return False
+        work.partition.lanes.put_aside(work)
+        outage.waiting.append(work)
+        return True
+
+    def _value_of(self, work: Work) -> Hashable:
+        hold = work.partition.handler.spec.hold
+        return WHOLE if hold is None or hold.by is None else getattr(work, "tags", UNTAGGED).hold
+
+    # -- what may start ----------------------------------------------------------------------------
+
+    def blocks(self, handler: Handler) -> bool:
+        """Whether nothing of the handler may start now."""
+        return any(not (one.over or one.due) for one in self._of_all(handler))
+
+    def _of_all(self, handler: Handler) -> list[Outage]:
+        """The outage and the brake of the whole handler, if any."""
+        found = [handler.outages.get(value) for value in (BRAKE, WHOLE)]
+        return [one for one in found if one is not None]
+
+    def most(self, handler: Handler) -> int:
+        """How many calls may start now."""
+        due = [int(one.due) for one in self._of_all(handler) if not one.over]
+        return min([handler.slots.free, *due])
+
+    def take(self, handler: Handler) -> list[Work]:
+        """Records that may start now."""
+        works: list[Work] = []
+        most = self.most(handler)
+        while len(works) < most:
+            taken = handler.take(self._state.now, most - len(works))
+            if not taken:
+                break
+            goes = [work for work in taken if self.goes(handler, work)]
+            handler.untake(len(taken) - len(goes))
+            works += goes
+        self.began_one_of(handler, works)
+        return works
+
+    def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
+        """These start: if a probe is due, the first of them that may is the probe."""
+        for work in works:
+            if work not in work.partition.redone:  # an operator has requested a redo
+                self.began(handler, work)
+                break
+
+    def goes(self, handler: Handler, work: Work) -> bool:
+        """Whether it may start, apart from the whole handler; otherwise it has been put aside."""
+        if work in work.partition.redone:
+            return True
+        value = self._value_of(work)
+        outage = None if value is WHOLE else handler.outages.get(value)
+        if outage is None:
+            return True
+        if outage.over or outage.due:
+            self._probes(handler, outage, work)
+            return True
+        return not self.put_aside(work)
+
+    def began(self, handler: Handler, work: Work) -> None:
+        """The first of the records that start now; of a batch its first."""
+        for outage in self._of_all(handler):
+            self._probes(handler, outage, work)
+
+    def _probes(self, handler: Handler, outage: Outage, work: Work) -> None:
+        if outage.probe is None:
+            outage.probe, outage.due = work, False
+            self.probing[outage] = handler
+
+    # -- time and ends -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Check the probes, and what is due, before anything starts."""
+        self._look_at_probes()
+        timers, now = self.timers, self._state.now
+        while timers and timers[0][0] <= now:
+            _, _, handler, outage = heapq.heappop(timers)
+            if handler.outages.get(outage.value) is not outage or outage.over:
+                continue
+            if now >= outage.since + outage.max_s:
+                self._take_over(handler, outage)
+                continue
+            if outage.probe is None:
+                self._offer(outage)
+            self._look_again(handler, outage)
+
+    def _look_at_probes(self) -> None:
+        for outage, handler in list(self.probing.items()):
+            probe = outage.probe
+            if probe is None or probe.state in _UNDER_WAY:
+                continue
+            if probe.state in _HANDLED and (probe.failure is None or not probe.failure.given_up):
+                self._end(handler, outage)
+                continue
+            lost = probe.state in (states.QUEUED, states.SUPERSEDED)
+            self._probed(outage)
+            if lost and not outage.over:  # it was not called, or its result will never be known
+                self._offer(outage)
+
+    def _look_again(self, handler: Handler, outage: Outage) -> None:
+        outage.probe_at = self._state.now + outage.probe_s
+        at = min(outage.probe_at, outage.since + outage.max_s)
+        heapq.heappush(self.timers, (at, next(self._order), handler, outage))
+
+    def next_due(self) -> float | None:
+        """When an outage is next checked."""
+        return self.timers[0][0] if self.timers else None
+
+    def _probed(self, outage: Outage) -> None:
+        outage.probe = None
+        del self.probing[outage]
+
+    def _offer(self, outage: Outage) -> None:
+        """The next record that starts is the probe; if some are put aside, offer one of them."""
+        outage.due = True
+        for _ in range(min(_OFFERS, len(outage.waiting))):
+            work = outage.waiting.popleft()
+            if not work.partition.lanes.is_aside(work):
+                continue
+            if work.partition.startable:
+                self._back(work)
+                return
+            outage.waiting.append(work)
+
+    def _back(self, work: Work) -> None:
+        partition = work.partition
+        partition.lanes.readmit(work)
+        partition.handler.enlist(partition)
+
+    def _take_over(self, handler: Handler, outage: Outage) -> None:
+        """It has lasted too long: the policy decides about each record."""
+        outage.over, outage.due = True, False
+        self._state.note(
+            "warning", "waited for max_s: failures cost attempts again", handler=handler.name,
+            error=outage.error.line, max_s=outage.max_s,
+        )  # fmt: skip
+        self._readmit(outage)
+
+    def _end(self, handler: Handler, outage: Outage) -> None:
+        now = self._state.now
+        self.probing.pop(outage, None)
+        del handler.outages[outage.value]
+        if outage.value is BRAKE and handler.flood is not None:
+            handler.flood.begin_again(now, handler.done)
+        self._state.note(
+            "info", "records continue", handler=handler.name,
+            after_s=round(now - outage.since, 1),
+        )  # fmt: skip
+        self._readmit(outage)
+
+    def _readmit(self, outage: Outage) -> None:
+        waiting, outage.waiting = outage.waiting, deque()
+        for work in waiting:
+            if work.partition.lanes.is_aside(work):
+                self._back(work)

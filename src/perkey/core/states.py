@@ -1,0 +1,100 @@
+"""The states of a record, a partition epoch and a commit, and how each may change.
+
+A change that is not in these tables is a bug of Perkey. In the simulator records, epochs and commits
+check every change (simulators.core.watched) and raise InternalError. The diagrams in
+docs/architecture.md are generated from the tables (`docs/generate.py`).
+
+The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and
+one is stored three times for every record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- a record ----------------------------------------------------------------------------------
+QUEUED: Final = 0  # in its lane: waits for its turn, or is at the head and may start
+MARKING: Final = 1  # at_most_once: its started-mark is on the way to the broker
+RUNNING: Final = 2  # passed to the handler and not returned yet
+SENDING: Final = 3  # handled; waits for the broker to acknowledge its outputs or dead letter
+COMMITTING: Final = 4  # Commit(each=True): done, holds slot and lane until its commit is acked
+PENDING: Final = 5  # exactly_once: handled, its outputs wait for a transaction or ride in one
+RETRYING: Final = 6  # failed; waits for the time of its next attempt
+PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no worker
+DONE: Final = 8  # finished: counted behind the frontier or in the offset map
+SUPERSEDED: Final = 9  # its epoch ended first: later results are counted and dropped
+
+#: states of records without a call that has started, or whose call has to start again
+WAITING: Final = (QUEUED, RETRYING, PARKED)
+RECORD_NAMES: Final = (
+    "queued", "marking", "running", "sending", "committing", "pending", "retrying", "parked",
+    "done", "superseded",
+)  # fmt: skip
+
+RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
+    (QUEUED, RUNNING): "a slot is free",
+    (QUEUED, MARKING): "a slot is free (at_most_once)",
+    (MARKING, RUNNING): "mark acknowledged",
+    (MARKING, QUEUED): "mark withdrawn: no room in the map, or the epoch ends",
+    (QUEUED, RETRYING): "its delay began before it came here",
+    (QUEUED, PARKED): "parked before it came here, or with its lane to be exported",
+    (QUEUED, SENDING): "exhausted before it came here, DeadLetter; or exported",
+    (QUEUED, DONE): "exhausted before it came here, Skip",
+    (QUEUED, COMMITTING): "the same (Commit each)",
+    (QUEUED, PENDING): "exhausted before it came here (exactly_once)",
+    (RUNNING, DONE): "returned, nothing to send",
+    (RUNNING, SENDING): "returned outputs; or exhausted, DeadLetter",
+    (RUNNING, COMMITTING): "returned (Commit each)",
+    (RUNNING, PENDING): "returned (exactly_once)",
+    (RUNNING, RETRYING): "failed, attempts left",
+    (RUNNING, PARKED): "exhausted, Park",
+    (RUNNING, QUEUED): "returned unhandled",
+    (SENDING, DONE): "acknowledged",
+    (SENDING, COMMITTING): "acknowledged (Commit each)",
+    (SENDING, RETRYING): "refused, attempts left",
+    (SENDING, QUEUED): "refused with its batch, behind another of its lane",
+    (SENDING, PARKED): "dead letter refused",
+    (SENDING, SENDING): "outputs refused and exhausted, DeadLetter",
+    (COMMITTING, DONE): "commit acknowledged",
+    (PENDING, DONE): "transaction committed",
+    (PENDING, RETRYING): "output refused, attempts left",
+    (PENDING, PENDING): "output refused and exhausted, DeadLetter",
+    (PENDING, PARKED): "output refused and exhausted, Park",
+    (RETRYING, QUEUED): "due",
+    (PARKED, QUEUED): "released",
+    **dict.fromkeys(
+        ((state, SUPERSEDED) for state in (*WAITING, RUNNING, SENDING, COMMITTING, PENDING)),
+        "epoch ended",
+    ),
+}
+
+# -- a partition epoch ---------------------------------------------------------------------------
+OPEN: Final = 0  # owned: records arrive and start
+REVOKING: Final = 1  # being revoked: nothing starts, running calls are awaited
+CLOSED: Final = 2  # ended: its commits are refused, its late completions dropped
+
+EPOCH_NAMES: Final = ("open", "revoking", "closed")
+EPOCH_TABLE: Final[dict[tuple[int, int], str]] = {
+    (OPEN, REVOKING): "revoke began",
+    (REVOKING, CLOSED): "revoke ended",
+    (OPEN, CLOSED): "lost",
+}
+
+# -- the commit of a partition ---------------------------------------------------------------------
+IDLE: Final = 0  # nothing in flight
+SENT: Final = 1  # one request is in flight; the next waits for its answer
+IN_DOUBT: Final = 2  # no answer in time: the stored value is being read back
+
+COMMIT_NAMES: Final = ("idle", "sent", "in doubt")
+COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
+    (IDLE, SENT): "due and something is new",
+    (SENT, SENT): "last of its epoch, behind the one on the way",
+    (SENT, IDLE): "acknowledged or refused",
+    (SENT, IN_DOUBT): "no answer in time",
+    (IN_DOUBT, IDLE): "value read back, or a late answer",
+    (IN_DOUBT, SENT): "could not be read: asked again later; or last of its epoch",
+}
+
+
+class InternalError(AssertionError):
+    """A bug of Perkey, never of the user: please report it with the history in its message."""

@@ -1,0 +1,1 @@
+"""Dead letters: their headers, which may be replayed, and how, for `perkey dlq`."""

@@ -1,0 +1,285 @@
+"""A handler inside the ledger's transaction: select, handle, insert, commit.
+
+Two members may handle one record concurrently, while a partition moves. Both find no id, both
+write, and the second insert violates the primary key: its transaction is rolled back and the record
+counts as done, because it is.
+
+A record that `perkey redo` handles again is handled although its id exists. Its row is replaced in
+the transaction of its writes, so a crash leaves both as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from perkey.errors import ConfigError
+from perkey.ledger import table
+from perkey.ledger.engines import guarded, make_async_engine, make_engine, pool_size
+from perkey.ledger.policy import SqlLedger
+from perkey.policies import is_c_text
+from perkey.types import Committed, Record, Redone
+
+_log = logging.getLogger("perkey")
+
+PRUNE_EVERY_S = 60.0
+#: scope, id, and the offset if the id is one
+_Row = tuple[str, str, int | None]
+
+
+class OutputsRefused(Exception):
+    """A handler with a ledger returned outputs."""
+
+
+class LedgerRun:
+    """The ledger of one handler while the app runs."""
+
+    def __init__(
+        self,
+        ledger: SqlLedger,
+        group: str,
+        *,
+        use_async: bool,
+        concurrency: int,
+        topic_id: Callable[[str], str] = str,
+    ) -> None:
+        """`topic_id`: topic -> its id; called once per topic, may wait for the network."""
+        self.ledger = ledger
+        #: ids by topic; cleared when a topic was recreated
+        self.topic_ids: dict[str, str] = {}
+        self._topic_id = topic_id
+        #: recognised records, which were not handled again
+        self.repeats = 0
+        self._group = group
+        self._async = use_async
+        self._concurrency = concurrency
+        self._prune_at = time.monotonic() + PRUNE_EVERY_S
+        self._lock = threading.Lock()
+        self._engine = None if use_async else make_engine(ledger, concurrency)
+        self._async_engine = make_async_engine(ledger, concurrency) if use_async else None
+
+    @property
+    def concurrency(self) -> int:
+        """Concurrent calls: the number of connections in the pool."""
+        return pool_size(self.ledger, self._concurrency)
+
+    def prepare(self) -> None:
+        """Create or migrate the table; raises ConfigError if the database cannot be used."""
+        engine = make_engine(self.ledger_for_admin(), 1)
+        try:
+            with engine.begin() as connection:
+                table.migrate(connection)
+        except SQLAlchemyError as error:
+            cause = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise ConfigError(
+                f"SqlLedger: the {self.ledger.backend} database cannot be used ({cause}): is it up "
+                "and the URL right?"
+            ) from error
+        finally:
+            engine.dispose()
+
+    def ledger_for_admin(self) -> SqlLedger:
+        """The same database through the plain driver."""
+        scheme, rest = self.ledger.url.split(":", 1)
+        return SqlLedger(f"{scheme.split('+')[0]}:{rest}", None, self.ledger.keep_s)
+
+    # -- ids ---------------------------------------------------------------------------------------
+
+    def _scope(self, topic: str, partition: int) -> str:
+        return f"{self._group}/{self.topic_id_of(topic)}/{partition}"
+
+    def topic_id_of(self, topic: str) -> str:
+        """The topic's id, looked up once."""
+        known = self.topic_ids.get(topic)
+        if known is None:
+            known = self.topic_ids[topic] = self._topic_id(topic)
+        return known
+
+    def _rows(self, records: Sequence[Record]) -> list[_Row]:
+        if self.ledger.id is not None:
+            return [(self._group, _text(self.ledger.id(one)), None) for one in records]
+        return [
+            (self._scope(one.topic, one.partition), str(one.offset), one.offset) for one in records
+        ]
+
+    # -- handling ----------------------------------------------------------------------------------
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler as the executors call it, without `tx`."""
+        return self._around_async(function) if self._async else self._around_plain(function)
+
+    def _around_plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        engine = self._engine
+        assert engine is not None
+
+        @functools.wraps(function)
+        def handle(argument: Any) -> None:
+            records = _records(argument)
+            rows = self._rows(records)
+            try:
+                with engine.begin() as connection:
+                    found = connection.execute(table.known(_keys(rows)))
+                    left, replaced = self._left(records, rows, found)
+                    if not left:
+                        return
+                    with guarded(connection) as tx:
+                        _no_outputs(function(_only(argument, left), tx))
+                    if replaced:
+                        connection.execute(table.forget(replaced))
+                    connection.execute(*table.remember(_unique(rows, left)))
+            except IntegrityError:
+                if not _may_clash(records):
+                    raise
+                with engine.begin() as connection:
+                    if connection.execute(table.known(_keys(rows))).first() is None:
+                        raise
+                self._count(1)
+
+        return handle
+
+    def _around_async(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        engine = self._async_engine
+        assert engine is not None
+
+        @functools.wraps(function)
+        async def handle(argument: Any) -> None:
+            records = _records(argument)
+            rows = self._rows(records)
+            try:
+                async with engine.begin() as connection:
+                    found = await connection.execute(table.known(_keys(rows)))
+                    left, replaced = self._left(records, rows, found)
+                    if not left:
+                        return
+                    with guarded(connection) as tx:
+                        _no_outputs(await function(_only(argument, left), tx))
+                    if replaced:
+                        await connection.execute(table.forget(replaced))
+                    await connection.execute(*table.remember(_unique(rows, left)))
+            except IntegrityError:
+                if not _may_clash(records):
+                    raise
+                async with engine.begin() as connection:
+                    if (await connection.execute(table.known(_keys(rows)))).first() is None:
+                        raise
+                self._count(1)
+
+        return handle
+
+    def _left(
+        self, records: Sequence[Record], rows: Sequence[_Row], found: Any
+    ) -> tuple[list[int], list[tuple[str, str]]]:
+        """Which of the records to handle, and their ids that are in the ledger.
+
+        Those that are not in it, a batch's own duplicates once, and all of `perkey redo`.
+        """
+        stored = {tuple(row) for row in found}
+        seen, left, replaced = set(stored), [], []
+        for index, (record, (scope, one, _)) in enumerate(zip(records, rows, strict=True)):
+            redone = isinstance(record, Redone)
+            if (scope, one) in seen and not redone:
+                self._count(1)
+                continue
+            if (scope, one) in stored:
+                replaced.append((scope, one))
+            seen.add((scope, one))
+            left.append(index)
+        return left, replaced
+
+    def _count(self, repeats: int) -> None:
+        with self._lock:
+            self.repeats += repeats
+
+    # -- pruning -----------------------------------------------------------------------------------
+
+    def prune(self, committed: Sequence[Committed]) -> None:
+        """Drop old ids: behind the frontier for offsets, by age alone for other ids."""
+        now = time.monotonic()
+        if now < self._prune_at:
+            return
+        self._prune_at = now + PRUNE_EVERY_S
+        self.prune_now(committed)
+
+    def prune_now(self, committed: Sequence[Committed]) -> None:
+        """The same without waiting for a minute to pass."""
+        before = time.time() - self.ledger.keep_s
+        engine = make_engine(self.ledger_for_admin(), 1)
+        try:
+            with engine.begin() as connection:
+                if self.ledger.id is not None:
+                    connection.execute(table.prune_old(self._group, before))
+                for one in committed if self.ledger.id is None else ():
+                    scope = self._scope(one.topic, one.partition)
+                    connection.execute(table.prune_passed(scope, one.frontier, before))
+        except SQLAlchemyError as error:
+            _log.warning("pruning the ledger failed, tried again later: %s", type(error).__name__)
+        finally:
+            engine.dispose()
+
+    def close(self) -> None:
+        """Close the connections of `def` handlers."""
+        if self._engine is not None:
+            self._engine.dispose()
+
+    async def close_async(self) -> None:
+        """Close those of `async def` handlers, on the loop that opened them."""
+        if self._async_engine is not None:
+            await self._async_engine.dispose()
+
+
+def _records(argument: Any) -> Sequence[Record]:
+    return [argument] if isinstance(argument, Record) else argument
+
+
+def _may_clash(records: Sequence[Record]) -> bool:
+    """Whether the reason may be that another member has stored the id, and its writes, meanwhile.
+
+    Its writes may break a constraint of the handler's tables first. A batch is retried and then
+    finds the stored ids; a redo has failed.
+    """
+    return len(records) == 1 and not isinstance(records[0], Redone)
+
+
+def _only(argument: Any, left: list[int]) -> Any:
+    """The record, or the batch without the known records."""
+    if isinstance(argument, Record) or len(left) == len(argument):
+        return argument
+    return argument.only(left)
+
+
+def _keys(rows: Sequence[_Row]) -> list[tuple[str, str]]:
+    return [(scope, one) for scope, one, _ in rows]
+
+
+def _unique(rows: Sequence[_Row], places: Sequence[int]) -> list[_Row]:
+    """The rows at these indexes; an id that occurs twice in a batch is one row."""
+    return list({rows[place][:2]: rows[place] for place in places}.values())
+
+
+def _no_outputs(returned: Any) -> None:
+    if returned is not None:
+        raise OutputsRefused(
+            "a handler with a ledger returns None: its outputs could be lost between the commit "
+            "of the database and Kafka's"
+        )
+
+
+def _text(one: Any) -> str:
+    """A user's id as text; hashed if no database takes it or it is long. Types do not collide."""
+    if isinstance(one, bool) or not isinstance(one, str | int | bytes):
+        raise TypeError(
+            f"SqlLedger(id=...) returned {type(one).__name__}: return str, int or bytes"
+        )
+    kind = type(one).__name__[0]
+    text = one.hex() if isinstance(one, bytes) else str(one)
+    if len(text) > table.ID_CHARS - 2 or not is_c_text(text):
+        hashed = hashlib.sha256(text.encode(errors="surrogatepass"))
+        text, kind = hashed.hexdigest(), kind.upper()
+    return f"{kind}:{text}"

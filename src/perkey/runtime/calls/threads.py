@@ -1,0 +1,330 @@
+"""Call plain `def` handlers on worker threads that take their next record themselves.
+
+At most one idle thread is being woken at any time: it takes a record and, if more are ready, wakes
+the next. Handlers that block are so spread over as many threads as there are records; handlers that
+return immediately are done by one thread before the second one has even got the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from contextvars import Context
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from perkey import guard
+from perkey.core.events import AT_MOST_ONCE, Unhandled
+from perkey.core.partition import Partition
+from perkey.core.states import RUNNING
+from perkey.core.work import Work
+from perkey.runtime.calls import stacks
+from perkey.runtime.calls.aio import AttemptTimeout
+from perkey.runtime.calls.invoke import failed, report_returned
+from perkey.runtime.door import Door
+from perkey.runtime.handling import Executor, HandlerPlan
+from perkey.runtime.logs import event
+
+FAST_S = 100e-6  # calls shorter than this report together
+#: interval of checks whether calls may still start at all, by any thread: see Lease
+LOOK_S = 100e-6
+#: of calls in a row, one in this many also samples its record's age and wait, as does a slow one;
+#: while calls are granted ahead no other one is timed
+SAMPLED_EVERY = 32
+SLOW_S = 0.001
+#: calls are granted ahead while in such a time this many end per second, and this many of each
+#: slot. Granted calls are returned once calls get slower
+PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
+#: granted ahead: as many as end in this time, up to the next power of two: at least one round of
+#: the polling thread, so that it reports nearly all. A grant waits at most twice as long
+AHEAD_S, AHEAD_MAX = 0.01, 1024
+
+
+T = TypeVar("T")
+
+
+class WorkerThreads(Executor, Generic[T]):
+    """Threads that take the next item themselves; created as needed, up to a limit."""
+
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """`loop`: where an async decoder is awaited."""
+        self._plan = plan
+        self._door = door
+        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
+        self._ready: deque[T] = deque()
+        #: one entry for each thread that waits and is not being woken; appended by it, and popped
+        #: by the thread that wakes it, or by itself: popping one obliges to wake it, or to continue
+        self._idle: deque[None] = deque()
+        #: one for each thread that will take its next item in a moment: it need not be woken
+        self._seeking: deque[None] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._hiring = threading.Lock()
+        self._waking = False
+        self._closed = False
+        self._short_of_threads = False
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def put(self, items: Sequence[T]) -> None:
+        """Call the handler for each of these; never blocks."""
+        self._ready.extend(items)
+        if not self._waking and len(self._ready) > len(self._seeking):
+            self._wake_one()
+
+    def close(self) -> None:
+        """Start no further record and end the idle threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._tokens.put(None)
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """The stack of the thread that runs this record."""
+        threads = [thread.ident for thread in tuple(self._threads)]
+        return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # our own function
+
+    def _wake_one(self) -> None:
+        try:
+            self._idle.pop()
+        except IndexError:
+            if len(self._threads) < self._plan.calls_max:
+                self._hire()
+            return
+        self._waking = True
+        self._tokens.put(None)
+
+    def _hire(self) -> None:
+        with self._hiring:
+            if len(self._threads) >= self._plan.calls_max or self._closed:
+                return
+            self._waking = True
+            name = f"perkey-{self._plan.spec.name}-{len(self._threads)}"
+            thread = guard.thread(name, self._work, self._door.died)
+            self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            # Continue with fewer threads; without any, end the run with the reason.
+            with self._hiring:
+                self._threads.remove(thread)
+                self._waking = False
+                there = len(self._threads)
+            if not there:
+                self._door.died(thread.name, error)
+            elif not self._short_of_threads:
+                self._short_of_threads = True
+                event(
+                    "warning",
+                    "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
+                    handler=self._plan.spec.name,
+                    threads=there,
+                    wanted=self._plan.calls_max,
+                    error=str(error),
+                )
+
+    # -- on a worker thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._waking = False
+        ready, context = self._ready, Context()
+        while not self._closed:
+            try:
+                item = ready.popleft()
+            except IndexError:
+                self._turn()
+                if not ready:
+                    self._rest()
+                continue
+            if ready and not self._waking and len(ready) > len(self._seeking):
+                self._wake_one()
+            if context.run(self._call, item, context):
+                self._turn()
+            if context:  # the call has set something, which stays private
+                context = Context()
+        self._door.turn()
+
+    def _turn(self) -> None:
+        """Report ended calls; this thread takes next what that starts."""
+        self._seeking.append(None)
+        self._door.turn()
+        self._seeking.pop()
+
+    def _rest(self) -> None:
+        self._idle.append(None)
+        if self._ready or self._closed:
+            # An item may have come between the last check and the entry above, and its thread may
+            # not have seen the entry: do not wait for a token, unless there is one.
+            with contextlib.suppress(IndexError):
+                self._idle.pop()
+                return
+        self._tokens.get()
+        self._waking = False
+
+    @abstractmethod
+    def _call(self, item: T, context: Context) -> bool:
+        """Call the handler for one item, in this empty context.
+
+        Returns whether to report to the engine immediately.
+        """
+
+
+class ThreadExecutor(WorkerThreads[Work]):
+    """Runs one plain handler, one record at a time in each thread."""
+
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(plan, door, loop)
+        self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        self._expired: set[Work] = set()
+        self._trusted_until = -1.0
+        #: only if a call's end completes the record: commits and transactions have another pace
+        self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
+        #: calls granted ahead; if any, a report waits while more is available than waits for it.
+        #: Written by the polling thread, which runs its next round soon and reports the rest
+        self._ahead = 0
+        #: when the pace was last measured, and how many calls had ended then
+        self._looked_at, self._ended = 0.0, 0
+        #: approximate number of turns since a time: several threads count them
+        self._turns, self._turned_at = 0, 0.0
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call the handler for each; never blocks."""
+        self.put(works)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A running call cannot be ended; after a time-out it counts as failed when it returns."""
+        if expired and work in self._ready:
+            self._door.waiting([work])  # no thread has taken it yet
+        elif expired:
+            # A copy: threads whose calls return remove theirs meanwhile.
+            for ended in [one for one in self._expired.copy() if one.state != RUNNING]:
+                self._expired.discard(ended)  # returned at the very moment it expired
+            self._expired.add(work)
+
+    # -- on the polling thread ---------------------------------------------------------------------
+
+    def keeps_pace(self) -> bool:
+        """Whether calls end so fast that the next ones are granted ahead; measured now and then.
+
+        Never more of them run together than declared: only existing threads call granted records.
+        """
+        if not self._may_lag:
+            return False
+        plan, slots, now = self._plan, self._plan.spec.concurrency, time.perf_counter()
+        handler = next(one for one in self._door.engine.handlers if one.spec is plan.spec)
+        span_s, ended = now - self._looked_at, handler.done - self._ended
+        twice = ended >= PACE_CALLS * slots
+        if span_s < PACE_S and (self._ahead or not twice):
+            return self._ahead > 0
+        self._looked_at, self._ended = now, handler.done
+        fast = twice and ended >= PACE_PER_S * span_s
+        fast = fast and not plan.set_calls and len(self._threads) <= slots
+        many = int(ended * AHEAD_S / max(span_s, AHEAD_S))
+        ahead = min(AHEAD_MAX, 1 << many.bit_length()) if fast else 0
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._door.post(lambda engine, now: engine.grant_ahead(now, handler.index, ahead))
+            if not fast:
+                self._recall()
+        return fast
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Return calls granted ahead, so that they do not wait for running ones."""
+        if self._ahead:
+            self._recall()
+
+    def _recall(self) -> None:
+        """Return records that no thread has taken; the engine grants again what may start."""
+        with contextlib.suppress(IndexError):
+            while True:  # the last one first: each goes in front of the previous one
+                self._door.ended.append(Unhandled(self._ready.pop()))
+        self._door.turn()
+
+    # -- on a worker thread ------------------------------------------------------------------------
+
+    def _call(self, work: Work, context: Context) -> bool:
+        """Call for this record, and then for those that are ready, as long as calls are short."""
+        plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
+        function, clock, done = plan.function, time.perf_counter, door.done
+        began, unsampled = clock(), 0
+        while True:
+            # plan.may_call, inlined: this is the hot path.
+            if (
+                work.state != RUNNING
+                or not (work.partition.startable or self._at_most_once)
+                or (began > self._trusted_until and not self._trusted(began))
+            ):
+                door.ended.append(Unhandled(work))
+                return False
+            try:
+                returned = function(work.record if decode is None else decode(work.record))
+            except BaseException as error:
+                self._expired.discard(work)
+                plan.called([work], began)
+                door.ended.append(failed(work, error))
+            else:
+                if returned is None and not self._expired and plan.calls is None:
+                    done.append(work)
+                else:
+                    self._returned(work, returned, began)
+            ended = clock()
+            took_s = ended - began
+            unsampled -= 1
+            if unsampled < 0 or (took_s > SLOW_S and not self._ahead):
+                plan.timed(took_s, work)
+                unsampled = SAMPLED_EVERY - 1
+            elif not self._ahead:
+                plan.latency.add(took_s)
+            if took_s > FAST_S and (not self._ahead or len(done) >= len(ready)):
+                return True
+            if context or self._closed:
+                return False
+            try:
+                work = ready.popleft()
+            except IndexError:
+                return False
+            if (
+                not self._waking
+                and (self._idle or not self._ahead)  # else all threads work: the hot path
+                and ready
+                and len(ready) > len(self._seeking)
+            ):
+                self._wake_one()
+            began = ended
+
+    def _turn(self) -> None:
+        super()._turn()
+        self._turns += 1
+        if self._turns > PACE_CALLS * self._plan.spec.concurrency:
+            turns, since, self._turns = self._turns, self._turned_at, 0
+            self._turned_at = time.perf_counter()
+            if self._may_lag and not self._ahead and turns > PACE_PER_S * (self._turned_at - since):
+                self._door.wake()  # it may sleep for long, and must measure the pace
+
+    def _trusted(self, now: float) -> bool:
+        """Check again after a suspension: the process's clock has advanced by then."""
+        if not self._door.trusted():
+            return False
+        self._trusted_until = now + LOOK_S
+        return True
+
+    def _returned(self, work: Work, returned: object, began: float) -> None:
+        plan, door = self._plan, self._door
+        expired = work in self._expired
+        self._expired.discard(work)
+        # Its time counts from its actual start, which the engine does not know.
+        limit_s = work.partition.handler.timeout_s
+        if expired and time.perf_counter() - began >= (limit_s or 0.0):
+            late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
+            plan.called([work], began)
+            door.ended.append(failed(work, late))
+        else:
+            report_returned(plan, door, work, returned, began)

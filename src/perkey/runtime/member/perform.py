@@ -1,0 +1,138 @@
+"""Perform the effects of the engine. All of it runs inside the door, so nothing here may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from perkey.core import effects as fx
+from perkey.kafka.clientlog import Sparse
+from perkey.runtime.logs import event
+from perkey.runtime.member.committing import Committer
+from perkey.runtime.member.group_membership import GroupMembership
+from perkey.runtime.member.member_config import MemberConfig
+from perkey.runtime.member.outputs import Outputs
+from perkey.runtime.member.refetching import Refetcher
+from perkey.runtime.member.run_log import RunLog
+from perkey.runtime.member.transactor import Transactor
+
+
+class Performer:
+    """Turns each effect into a call of the responsible part."""
+
+    def __init__(
+        self,
+        membership: GroupMembership,
+        config: MemberConfig,
+        outputs: Outputs,
+        committer: Committer,
+        run_log: RunLog,
+        refetcher: Refetcher,
+        *,
+        served: Callable[[], None],
+        drained: Callable[[], None],
+    ) -> None:
+        """`served`: outputs have answers. `drained`: nothing remains, so the member leaves."""
+        self._membership = membership
+        self._config = config
+        self._outputs = outputs
+        self._served = served
+        self._on_drained = drained
+        #: with exactly_once; set before the group is joined
+        self.transactor: Transactor | None = None
+        #: used inside the door only, like the following fields
+        self._finished: list[fx.Finished] = []
+        self._sparse = Sparse()
+        self._do: dict[type, Callable[[Any], None]] = {
+            fx.Start: self._start,
+            fx.Cancel: lambda one: membership.executors[one.handler].cancel(one.work, expired=True),
+            fx.Send: lambda one: outputs.send(one.work, one.outputs),
+            fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
+            fx.Exported: self._exported,
+            fx.ExportEnded: lambda one: None,  # refused records are logged as parked
+            fx.AskExhausted: lambda one: membership.callbacks.call(self._decide, one),
+            fx.CommitOffsets: committer.plan,
+            fx.Transact: self._transact,
+            fx.ReadCommitted: lambda one: membership.background(
+                lambda: committer.read_back(one.partitions)
+            ),
+            fx.PauseIntake: lambda one: membership.on_poll_thread(
+                lambda: membership.consumer.pause([part.where for part in one.partitions])
+            ),
+            fx.ResumeIntake: lambda one: membership.on_poll_thread(
+                lambda: membership.consumer.resume([part.where for part in one.partitions])
+            ),
+            fx.Refetch: refetcher.ask,
+            fx.Finished: self._finished.append,
+            fx.CommitsStored: lambda one: membership.callbacks.call(
+                config.on_commit, one.committed
+            ),
+            fx.Answered: self._answered,
+            fx.Note: self._note,
+            fx.Troubled: run_log.trouble,
+            fx.ReportLease: lambda one: config.on_lease(),
+            fx.Drained: self._drained,
+            fx.Fatal: lambda one: membership.fail(one.reason, one.error),
+        }
+
+    def perform(self, effects: list[fx.Effect]) -> None:
+        """Do all of these, in order."""
+        for effect in effects:
+            self._do[type(effect)](effect)
+        if self._outputs.answered:  # refused immediately, or stored already
+            self._served()
+        if self._finished:
+            finished = self._finished.copy()
+            self._finished.clear()
+            self._config.on_finished(finished)
+
+    def _start(self, effect: fx.Start) -> None:
+        executor = self._membership.executors[effect.handler]
+        if effect.together:
+            executor.start_batch(effect.works)
+        else:
+            executor.start(effect.works)
+
+    def _transact(self, effect: fx.Transact) -> None:
+        assert self.transactor is not None
+        self.transactor.begin(effect)
+
+    def _answered(self, effect: fx.Answered) -> None:
+        action, reason = effect.command.action, effect.command.reason
+        for row in effect.rows:
+            event("info", "command", action=action, reason=reason, **row._asdict())
+        for listener in tuple(self._membership.answered):
+            listener(effect)
+
+    def _decide(self, effect: fx.AskExhausted) -> None:
+        """On the callbacks' thread: call the user's function, behind the calls that wait there."""
+        assert self._config.decide is not None
+        answer = self._config.decide(effect)
+        self._membership.door.post(lambda engine, now: engine.decided(now, [answer]))
+
+    def _exported(self, effect: fx.Exported) -> None:
+        partition = effect.partition
+        note = fx.Note(
+            "warning",
+            "pressure valve: a parked key is dead-lettered",
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "first_offset": effect.offsets[0],
+                "records": len(effect.offsets),
+                "to": effect.topic,
+                "because": "at_map" if effect.why == "map" else "after_s",
+            },
+        )
+        self._note(note)
+
+    def _note(self, effect: fx.Note) -> None:
+        # There may be thousands, such as parked records: one line per ten seconds.
+        left_out = self._sparse.left_out(effect.event)
+        if left_out is not None:
+            more = {"alike": left_out} if left_out else {}
+            event(effect.level, effect.event, **(effect.fields | more))
+
+    def _drained(self, _effect: fx.Drained) -> None:
+        self._on_drained()
+        self._membership.on_poll_thread(lambda: None)

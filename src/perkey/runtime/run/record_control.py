@@ -1,0 +1,327 @@
+"""Commands to lanes and single records: the affected records, and the engine's answers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perkey.account.finding import Undone, count_key, find, find_key, undone_of, works_of
+from perkey.account.shown import counted
+from perkey.core import effects as fx
+from perkey.core import states
+from perkey.core.events import Command, Target
+from perkey.errors import ConfigError
+from perkey.kafka.log_reader import fetch
+from perkey.kafka.ports import KafkaUnavailable
+from perkey.observe.orders import HERE_FIELDS, RECORDS_MAX, Answer, Order, what
+from perkey.where import HEADER, OWN, Value, own_field, parse
+
+if TYPE_CHECKING:
+    from perkey.kafka.log_reader import LogReader
+    from perkey.runtime.member.member import Member
+    from perkey.types import Record
+
+#: a skip is final when its commit is stored, a redo when its call has ended
+ANSWER_S = 10.0
+#: most records that a line names
+NAMED_MAX = 5
+#: records checked in one visit of the engine
+LOOK_MAX = 50
+#: the same without details; also the commands obeyed in one visit
+OBEY_MAX = 1_000
+BAD = ("refused", "failed", "lost", "no answer")
+NOT_HERE = "not here"
+#: of `perkey.account.finding`
+DONE = "done"
+_numbers = itertools.count()
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+def fetched(
+    member: Member, order: Order, unix_s: float, reader: Callable[[], LogReader]
+) -> dict[tuple[int, int], Record]:
+    """Read done records from the log. ConfigError if it cannot be read."""
+    rows = looked_at(member, order, unix_s)
+    places = {
+        (str(order.topic), one["partition"], one["offset"]) for one in rows if one["detail"] == DONE
+    }
+    if not places:
+        return {}
+    return {(one.partition, one.offset): one for one in _read(reader, places)}
+
+
+def targets_of(order: Order) -> list[Target]:
+    """The lanes and records that a command names."""
+    if (key := _key_bytes(order)) is not None:
+        return [Target(str(order.topic), key)]
+    return [Target(str(order.topic), None, *one) for one in order.records]
+
+
+def _key_bytes(order: Order) -> bytes | None:
+    return None if order.key is None else order.key.encode(errors="surrogateescape")
+
+
+def _slices(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """For one visit of the engine each: no other thread waits at the door for all of them."""
+    return (items[start : start + most] for start in range(0, len(items), most))
+
+
+def meant_by(
+    member: Member, order: Order, reader: Callable[[], LogReader]
+) -> dict[Target, list[Undone]]:
+    """The lanes of the records here that match its condition, and these records.
+
+    A record without a key, or whose lane is not its key's, is a target itself. ConfigError for too
+    many (parked and held ones are released as a whole), or if headers cannot be read from the log.
+    """
+    topic, many = str(order.topic), order.action in ("release", "retry")
+    condition = parse(order.where or "", HERE_FIELDS)
+    meant = (states.RETRYING, states.PARKED) if many else range(states.DONE)
+    works = member.door.call(lambda engine, now: works_of(engine, topic))
+    undone: list[Undone] = []
+    for some in _slices(works, OBEY_MAX):
+        undone += member.door.call(
+            lambda engine, now, some=some: undone_of(some, meant)  # type: ignore[misc]  # bound here
+        )
+    if HEADER in condition.text:
+        undone = _with_headers(undone, reader, RECORDS_MAX if not many else len(undone))
+    found: dict[Target, list[Undone]] = {}
+    for one in undone:
+        if condition.matches(partial(_field, one)):
+            record = one.record
+            target = Target(topic, None, record.partition, record.offset)
+            if one.by_key and record.key is not None:
+                target = Target(topic, record.key)
+            found.setdefault(target, []).append(one)
+    if len(found) > RECORDS_MAX and not many:
+        raise ConfigError(
+            f"{len(found):,} keys match here, and a command takes {RECORDS_MAX:,}: narrow --where"
+        )
+    return found
+
+
+def _with_headers(
+    undone: Sequence[Undone], reader: Callable[[], LogReader], most: int
+) -> list[Undone]:
+    """The same; headers of parked records are read from the log."""
+    places = {place_of(one) for one in undone if one.bare}
+    if len(places) > most:
+        raise ConfigError(
+            f"the headers of {len(places):,} parked or held records are not in memory, and this "
+            f"command reads {most:,}: perkey parked skip --where reads them all"
+        )
+    if not places:
+        return list(undone)
+    headers = {(one.topic, one.partition, one.offset): one.headers for one in _read(reader, places)}
+    return [
+        one._replace(record=one.record._replace(headers=headers.get(place_of(one), ())))
+        if one.bare
+        else one
+        for one in undone
+    ]
+
+
+def place_of(one: Undone) -> tuple[str, int, int]:
+    """Where the record is in the log."""
+    return one.record.topic, one.record.partition, one.record.offset
+
+
+def _read(
+    reader: Callable[[], LogReader], places: AbstractSet[tuple[str, int, int]]
+) -> Iterator[Record]:
+    with closing(reader()) as log:
+        try:
+            yield from fetch(log, places)
+        except KafkaUnavailable as error:
+            raise ConfigError(f"the log cannot be read: {error}") from None
+
+
+def _field(one: Undone, name: str) -> Value:
+    record, error = one.record, one.error
+    if name in OWN or name.startswith(HEADER):
+        return own_field(name, record.key, record.timestamp_ms, record.headers)
+    values: dict[str, Value] = {
+        "topic": record.topic, "partition": record.partition, "offset": record.offset,
+        "handler": one.handler, "state": one.state,
+        "attempts": one.attempts, "error.type": None if error is None else error.type,
+        "error.message": None if error is None else error.message,
+    }  # fmt: skip
+    return values[name]
+
+
+def obeyed_by(
+    member: Member,
+    order: Order,
+    targets: Iterable[Target],
+    until: float,
+    unix_s: float,
+    found: Mapping[tuple[int, int], Record],
+    *,
+    dry: bool = False,
+) -> list[Row]:
+    """The engine's answers for each target; InternalError if it has failed.
+
+    `found`: records to handle again, by partition and offset.
+    """
+    prefix = f"{order.id}.{next(_numbers)}"
+    commands = [
+        Command(
+            order.action,  # type: ignore[arg-type]  # checked by order_of
+            target,
+            f"{prefix}.{number}",
+            until,
+            order.reason,
+            found.get((target.partition or 0, target.offset or 0)),
+            order.claimed_by,
+            dry,
+        )
+        for number, target in enumerate(targets)
+    ]
+    left = {one.id: one for one in commands}
+    rows: list[Row] = []
+    changed = threading.Condition()
+
+    def received(answered: fx.Answered) -> None:
+        with changed:
+            if left.pop(answered.command.id, None) is not None:
+                rows.extend(one._asdict() for one in answered.rows)
+                changed.notify_all()
+
+    member.membership.answered.append(received)
+    try:
+        for some in _slices(commands, OBEY_MAX):
+            member.door.call(
+                lambda engine, now, some=some: engine.obey(now, some, unix_s)  # type: ignore[misc]  # bound here
+            )
+        with changed:
+            changed.wait_for(lambda: not left, ANSWER_S)
+            late = list(left.values())
+            left.clear()
+    finally:
+        member.membership.answered.remove(received)
+    return rows + [_late(one) for one in late]
+
+
+def _late(command: Command) -> Row:
+    target = command.target
+    what = f"its commit is not stored after {ANSWER_S:.0f} s"
+    if command.action == "redo":
+        what = f"it is not over after {ANSWER_S:.0f} s, and continues: the app's log has the answer"
+    return {
+        "topic": target.topic, "partition": target.partition, "offset": target.offset,
+        "outcome": "no answer", "detail": what,
+    }  # fmt: skip
+
+
+def would_rows(first: Sequence[Undone]) -> list[Row]:
+    """Rows with the place and key of the records that a pause, a setting or a stop affects."""
+    return [
+        {
+            "topic": one.record.topic, "partition": one.record.partition,
+            "offset": one.record.offset, "outcome": "would",
+            "detail": f"{one.state}, key {_field(one, 'key')}",
+        }
+        for one in first
+    ]  # fmt: skip
+
+
+def would_be(
+    member: Member,
+    order: Order,
+    rows: Sequence[Row],
+    meant: Mapping[Target, Sequence[Undone]] | None,
+    unix_s: float,
+) -> tuple[list[Row], str]:
+    """The answers of a dry run with the places and keys of the records; how many in total."""
+    topic = str(order.topic)
+    here = {
+        (u.record.partition, u.record.offset): u for some in (meant or {}).values() for u in some
+    }
+    shown = list(rows[:RECORDS_MAX])
+    named = [
+        (number, one["partition"], one["offset"])
+        for number, one in enumerate(shown)
+        if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
+    ]
+    for places in _slices(named, LOOK_MAX):
+        found = member.door.call(
+            lambda engine, now, places=places: [  # type: ignore[misc]  # bound here
+                (number, find(engine, now, unix_s - now, topic, *place))
+                for number, *place in places
+            ]
+        )
+        for number, one in found:
+            row, known = shown[number], here.get((one["partition"], one["offset"]))
+            key = one.get("key") if known is None else _field(known, "key")
+            where = one["place"] if row["detail"] == order.reason else row["detail"]
+            shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
+    count = ""
+    if (key_bytes := _key_bytes(order)) is not None:
+        records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
+        count = f"{counted(records, 'record')} of it here"
+    elif meant is not None:
+        count = f"{counted(len(here), 'record')} of {counted(len(meant), 'key')} match here"
+    return [*shown, *rows[RECORDS_MAX:]], count
+
+
+def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
+    """The records that a command would affect, and where they are."""
+    topic, found = str(order.topic), list[Row]()
+    if (key := _key_bytes(order)) is not None:
+        found = member.door.call(
+            lambda engine, now: find_key(engine, now, unix_s - now, key, topic)
+        )
+    for some in _slices(order.records, LOOK_MAX):
+        found += member.door.call(
+            lambda engine, now, some=some: [  # type: ignore[misc]  # bound here
+                find(engine, now, unix_s - now, topic, *one) for one in some
+            ]
+        )
+    return [
+        {
+            "topic": topic, "partition": one["partition"], "offset": one["offset"],
+            "outcome": NOT_HERE if one["place"] == "elsewhere" else "would",
+            "detail": one["place"] + (f", key {one['key']}" if one.get("key") else ""),
+        }
+        for one in found
+    ]  # fmt: skip
+
+
+def summary(
+    member: str, order: Order, rows: Sequence[Row], until: float | None, count: str = ""
+) -> Answer:
+    """The member's answer as one line and by record: at most RECORDS_MAX, failures first."""
+    counts = Counter(str(one["outcome"]) for one in rows if one["outcome"] != NOT_HERE)
+    rows = sorted(rows, key=lambda one: one["outcome"] not in BAD)
+    here = [one for one in rows if one["outcome"] != NOT_HERE]
+    if not here and order.where is not None:
+        return Answer(member, NOT_HERE, f"no record here matches: {what(order)}")
+    if not here:
+        has = "does not own" if order.records else "has no record of"
+        return Answer(member, NOT_HERE, f"it {has} {what(order)}", None, list(rows))
+    outcome = "done"
+    if any(counts[bad] for bad in BAD):
+        outcome = "refused"
+    elif set(counts) == {"unchanged"}:
+        outcome = "unchanged"
+    elif order.dry_run:
+        outcome = "would"
+    words = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    named = []
+    for one in here[:NAMED_MAX]:
+        offset = "" if one["offset"] in (None, -1) else f":{one['offset']}"
+        place = f"{one['topic']}:{one['partition']}{offset}"
+        named.append(f"{place} {one['outcome']}: {one['detail']}")
+    more = f"; and {len(here) - NAMED_MAX:,} more" if len(here) > NAMED_MAX else ""
+    verb = f"{order.action}: " if order.dry_run else ""
+    end = f"; {count}" if count else ""
+    detail = f"{verb}{words}: {'; '.join(named)}{more}{end}"
+    return Answer(member, outcome, detail, until, list(rows[:RECORDS_MAX]))

@@ -1,5 +1,0 @@
-"""Once per id: handled ids are stored in the same database transaction as the handler's writes."""
-
-from weft.ledger.policy import SqlLedger
-
-__all__ = ["SqlLedger"]

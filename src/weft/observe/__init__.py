@@ -1,4 +1,0 @@
-"""What a run exposes: a log, a socket, HTTP, a topic.
-
-Everything here reads one JSON, the snapshot; only `weft.account` reads the engine.
-"""
