@@ -1,1 +1,1 @@
-"""Speed and memory of Perkey beside bare sleeps and the Java Parallel Consumer, on a real broker."""
+"""Speed and memory beside bare sleeps and the Java Parallel Consumer, on a real broker."""

@@ -23,9 +23,9 @@ def demo(
     """Show the whole job on this machine: real Kafka, real Spark, a real HTTP service.
 
     400 vehicles send GPS positions; each is checked by a service that takes 50 ms, in order. It
-    measures a plain loop, Perkey in one process, and Perkey on Spark with a member killed on the way,
-    writes the alerts into a Parquet table, and proves from outside that nothing is lost. It leaves
-    report.html, timeline.png and summary.json, and exits 1 when a check fails.
+    measures a plain loop, Perkey in one process, and Perkey on Spark with a member killed on the
+    way, writes the alerts into a Parquet table, and proves from outside that nothing is lost.
+    It leaves report.html, timeline.png and summary.json, and exits 1 when a check fails.
 
     Example: python -m demo --fast
     """

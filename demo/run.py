@@ -277,7 +277,10 @@ def _show_end(console: Console, options: Options, found: Found, address: str | N
     topics = ", ".join((stage.POSITIONS, *ALERTS.values(), stage.DEAD_LETTERS))
     for line in (
         f"the broker is up at {address}, with the topics {topics}",
-        f"look around:  perkey offsets show --group {group_of(SPARK)} --bootstrap-servers {address}",
+        (
+            f"look around:  perkey offsets show --group {group_of(SPARK)} "
+            f"--bootstrap-servers {address}"
+        ),
         f"stop it:      perkey broker down --data {folder}",
     ):
         console.print(line, highlight=False, soft_wrap=True)

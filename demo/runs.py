@@ -1,4 +1,4 @@
-"""The runs: the plain loop, Perkey in one process, Perkey on Spark with a kill, alerts into a table."""
+"""The runs: the plain loop, one process, Spark with a kill, alerts into a table."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from perkey.observe import fields
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src" / "perkey"
-#: the folders whose files the architecture page lists one by one: all of perkey/ (""), then beside it
+#: the folders whose files the architecture page lists one by one: perkey/ (""), then beside it
 MAPPED = (
     "", "core", "account", "codec", "kafka", "dlq", "runtime", "runtime/run",
     "runtime/member", "runtime/calls", "runtime/calls/processes", "ledger", "observe", "spark",

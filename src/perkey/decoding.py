@@ -5,8 +5,8 @@ Decoding ends in one of three ways: a value; a permanent failure, which ends the
 `OSError`), so that an unavailable schema registry empties no topic.
 
 `"str"`, `"json"`, models and plain callables of bytes only compute: they run where the handler is
-called. A function with `@perkey.decoder`, and `perkey.Schema`, may wait: for an `async def` handler a
-plain one runs in a thread of the loop's pool, and an async one is awaited as part of the call,
+called. A function with `@perkey.decoder`, and `perkey.Schema`, may wait: for an `async def` handler
+a plain one runs in a thread of the loop's pool, and an async one is awaited as part of the call,
 within its `timeout_s`.
 """
 

@@ -254,14 +254,16 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
         if not callable(policy) or isinstance(policy, type):
             raise ConfigError(
                 f"{where}: on_exhausted={policy!r}: give perkey.Park(), perkey.DeadLetter(TOPIC), "
-                "perkey.Skip(), perkey.Stop(), or a function (record, error) that returns one of these"
+                "perkey.Skip(), perkey.Stop(), or a function (record, error) that returns one of "
+                "these"
             )
         does = " that decides from the record and the error, and does no I/O"
         check_plain(f"{where}: on_exhausted=", "decide", policy, ("record", "error"), does)
         if options.delivery == "at_most_once":
             raise ConfigError(
                 f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
-                "neither parks nor retries: give perkey.Skip(), perkey.DeadLetter(TOPIC) or perkey.Stop()"
+                "neither parks nor retries: give perkey.Skip(), perkey.DeadLetter(TOPIC) or "
+                "perkey.Stop()"
             )
     if isinstance(policy, DeadLetter) and policy.transform is not None:
         check_quick(f"{where}: DeadLetter(transform=...)", policy.transform, "redact")

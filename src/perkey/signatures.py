@@ -74,12 +74,13 @@ def check_signature(
         for one in members_of(hints["return"]):
             if returns == "values" and _is_several_values(one):
                 raise ConfigError(
-                    f"{where}: it returns {_shown(one)}: a list is of perkey.Produce only; one value "
-                    "that is a list is perkey.Produce([...])"
+                    f"{where}: it returns {_shown(one)}: a list is of perkey.Produce only; one "
+                    "value that is a list is perkey.Produce([...])"
                 )
             if returns != "values" and _is_value(one):
                 cure = (
-                    "give @app.consume(output=TOPIC) for plain values, or return perkey.Produce(...)"
+                    "give @app.consume(output=TOPIC) for plain values, or return "
+                    "perkey.Produce(...)"
                     if returns == "outputs"
                     else "return None"
                 )
@@ -88,8 +89,8 @@ def check_signature(
                 )
             if returns == "nothing" and one is Produce:
                 raise ConfigError(
-                    f"{where}: it returns perkey.Produce, but its outputs could be lost or belong to "
-                    "batch.ack(record, outputs): return None"
+                    f"{where}: it returns perkey.Produce, but its outputs could be lost or belong "
+                    "to batch.ack(record, outputs): return None"
                 )
 
 

@@ -13,8 +13,8 @@ def main() -> int:
     """Return 0 if nothing is missing, else 2 after one line that names the missing part."""
     if len(sys.argv) > 1:
         sys.stderr.write(
-            "perkey: python -m perkey.broker checks this machine and takes no argument: brokers are "
-            "started by `perkey broker up`\n"
+            "perkey: python -m perkey.broker checks this machine and takes no argument: brokers "
+            "are started by `perkey broker up`\n"
         )
         return 2
     try:

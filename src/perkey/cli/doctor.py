@@ -91,7 +91,7 @@ def doctor(
 
 
 def of_machine() -> Iterator[Finding]:
-    """Python, the Kafka client, the extras, Java, and the folder by which `perkey why` finds runs."""
+    """Python, the Kafka client, the extras, Java, and the folder where `perkey why` finds runs."""
     yield Finding("ok", f"Perkey {__version__}, Python {platform.python_version()} ({sys.prefix})")
     client = metadata.version("confluent-kafka")
     yield _tried(clib.library, f"confluent-kafka {client} with librdkafka {clib.version()}")

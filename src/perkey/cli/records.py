@@ -331,8 +331,8 @@ def _left(parts: Sequence[Part], reach: OfReach) -> int:
     one, more = parts[0], len(parts) - 1
     others = f" (and {more:,} more partitions)" if more else ""
     typer.echo(
-        f"perkey: {one.topic}[{one.partition}]{others}: {one.problem}: give the command again; perkey "
-        f"parked ls {one.topic} --group {reach.group} lists the rest",
+        f"perkey: {one.topic}[{one.partition}]{others}: {one.problem}: give the command again; "
+        f"perkey parked ls {one.topic} --group {reach.group} lists the rest",
         err=True,
     )
     return EXIT_NOT_ALL

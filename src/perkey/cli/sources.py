@@ -179,8 +179,8 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
         text = "".join(f"{one}. " for _, one in killed)
         none = "No" if killed else "no"
         raise ConfigError(
-            f"{text}{none} running Perkey app found on this machine: start one with `perkey run` (or "
-            "PERKEY_SOCKET=1), or give --url, or --group and --bootstrap-servers"
+            f"{text}{none} running Perkey app found on this machine: start one with `perkey run` "
+            "(or PERKEY_SOCKET=1), or give --url, or --group and --bootstrap-servers"
         )
     runs = [Shown(path.stem, partial(local.ask, path)) for path in found]
     return runs + [Shown(name, partial(_gone, text)) for name, text in killed]

@@ -1,8 +1,8 @@
 """The only entry to the core: every event is one method, effects are taken with `take_effects`.
 
-One owner at a time calls it (`perkey.runtime.door`). Each method gets the time, does all that follows
-from the event, starts what may start, and commits what is due. The same calls in the same order
-give the same effects.
+One owner at a time calls it (`perkey.runtime.door`). Each method gets the time, does all that
+follows from the event, starts what may start, and commits what is due. The same calls in the same
+order give the same effects.
 
 Its data is `EngineState` (engine_state.py). Other packages use only the part named "the view".
 """

@@ -5,7 +5,8 @@
 
 `Epochs`: every completion, acknowledgement and commit answer refers to its `Partition` object. When
 an epoch ends its object is closed, and whatever still comes for it is counted and dropped: the
-broker accepts commits from a member that has just lost the partition, so Perkey needs its own fence.
+broker accepts commits from a member that has just lost the partition, so Perkey needs its own
+fence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The states of a record, a partition epoch and a commit, and how each may change.
 
-A change that is not in these tables is a bug of Perkey. In the simulator records, epochs and commits
-check every change (simulators.core.watched) and raise InternalError. The diagrams in
+A change that is not in these tables is a bug of Perkey. In the simulator records, epochs and
+commits check every change (simulators.core.watched) and raise InternalError. The diagrams in
 docs/architecture.md are generated from the tables (`docs/generate.py`).
 
 The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and

@@ -1,8 +1,8 @@
 """What a group's commits remember of single records: parked, held, and how often they failed.
 
 Read from Kafka alone, also while no member runs: the riders behind the offset maps
-(`perkey.codec.rider`), and the records themselves from their topic, by offset. It joins no group and
-writes nothing.
+(`perkey.codec.rider`), and the records themselves from their topic, by offset. It joins no group
+and writes nothing.
 """
 
 from __future__ import annotations

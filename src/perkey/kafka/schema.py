@@ -89,7 +89,7 @@ class Schema:
         return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
 
     def __perkey_waits__(self, data: bytes) -> bool:
-        """For perkey.decoding: whether it may query the registry, which would block an event loop."""
+        """For perkey.decoding: whether it may query the registry, which blocks an event loop."""
         made = self._made
         if made is None or not made.usable:
             return True

@@ -1,8 +1,9 @@
 """What each Kafka error means for Perkey: one table with every error code.
 
 The meaning of an error code depends on where it occurs, so there are four questions, one per place.
-Codes are grouped in families with the same verdicts; a code that this version of Perkey does not know
-gets those of `UNKNOWN`, which never end a run. `docs/kafka_errors.py` makes a page of this table.
+Codes are grouped in families with the same verdicts; a code that this version of Perkey does not
+know gets those of `UNKNOWN`, which never end a run. `docs/kafka_errors.py` makes a page of this
+table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The texts of `perkey why` for the causes in `halts`: why no record starts, and what to do next."""
+"""The texts of `perkey why` for the causes in `halts`: why no record starts, what to do next."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def _failing(halt: Row) -> tuple[str, str]:
     cure = OUTPUT_CURES.get((halt.get("error") or {}).get("type", ""))
     return text, (
         f"{cure or 'fix the error: its traceback is in the log (`attempt failed`)'}; to keep the "
-        f"remaining attempts until then: `perkey pause --handler {halt.get('handler')} --reason TEXT`"
+        f"remaining attempts until then: "
+        f"`perkey pause --handler {halt.get('handler')} --reason TEXT`"
     )
 
 
@@ -355,7 +356,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "slots": _slots,
     "map": lambda halt: (
         f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
-        "normal while the frontier moves; else perkey why TOPIC:PARTITION names the blocking record",
+        "normal while the frontier moves; else perkey why TOPIC:PARTITION names the blocked record",
     ),
     "valve": _valve,
     "buffers": lambda halt: (

@@ -203,8 +203,8 @@ def all_parked(row: Row) -> str:
     kind = (row.get("last_error") or {}).get("type")
     where = "" if kind is None else f' and error.type == "{kind}"'
     return (
-        f"fix the cause and release all of them: `perkey key release --topic {row['topic']} --where "
-        f"'state == \"parked\"{where}' --reason TEXT`"
+        f"fix the cause and release all of them: `perkey key release --topic {row['topic']} "
+        f"--where 'state == \"parked\"{where}' --reason TEXT`"
     )
 
 
@@ -426,8 +426,8 @@ def unread_sentence(part: Row) -> Sentence:
     after = after.replace("--topic TOPIC", f"--topic {topic}")
     if part["place_reason"] == TOPIC_GONE:
         after = (
-            f"recreate it: `perkey topics create {topic} --bootstrap-servers HOST:9092`; it is then "
-            "read within seconds. Or stop consuming it"
+            f"recreate it: `perkey topics create {topic} --bootstrap-servers HOST:9092`; it is "
+            "then read within seconds. Or stop consuming it"
         )
     return Sentence(text, after, part["place"], rank=MEMBER)
 

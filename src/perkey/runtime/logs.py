@@ -18,8 +18,8 @@ def say_how_to_see_more() -> None:
     if not logging.getLogger("perkey").hasHandlers() and not _REPORTED:
         _REPORTED.append(True)
         sys.stderr.write(
-            'perkey: running; only warnings are shown. logging.basicConfig(level="INFO") shows more, '
-            "as does perkey run MODULE:app\n"
+            'perkey: running; only warnings are shown. logging.basicConfig(level="INFO") shows '
+            "more, as does perkey run MODULE:app\n"
         )
 
 

@@ -4,8 +4,8 @@
     spark.dataSource.register(KafkaSource)      # format "perkey"
     results = process(positions, check)         # the handler over a DataFrame
 
-The names are loaded at first use, so `import perkey` and `import perkey.spark` work without PySpark;
-accessing a name then raises `perkey.ConfigError` with the fix.
+The names are loaded at first use, so `import perkey` and `import perkey.spark` work without
+PySpark; accessing a name then raises `perkey.ConfigError` with the fix.
 """
 
 from __future__ import annotations

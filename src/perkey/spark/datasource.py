@@ -1,7 +1,7 @@
 """`KafkaSource`: the Spark data source with format name `perkey`.
 
-This module is shipped by value and imports Perkey only when it is used: a Spark without Perkey, such as
-a Connect server, must be able to report that.
+This module is shipped by value and imports Perkey only when it is used: a Spark without Perkey,
+such as a Connect server, must be able to report that.
 """
 
 from __future__ import annotations

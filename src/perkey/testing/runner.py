@@ -187,7 +187,8 @@ def _pair(record: Any) -> tuple[bytes | None, bytes | None]:
         return None, value_bytes(record)
     if len(record) != 2:
         raise ConfigError(
-            f"a tuple of {len(record)} is not a record: give (key, value), a value or a perkey.Record"
+            f"a tuple of {len(record)} is not a record: give (key, value), a value or a "
+            "perkey.Record"
         )
     key, value = record
     if isinstance(key, str):

@@ -141,8 +141,8 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
         raise BadReturn("the handler returned a coroutine: make it an `async def`, or await it")
     if output is None:
         raise BadReturn(
-            f"the handler returned {type(returned).__name__}: return None or perkey.Produce(...), or "
-            "give @app.consume(output=TOPIC) for plain values"
+            f"the handler returned {type(returned).__name__}: return None or perkey.Produce(...), "
+            "or give @app.consume(output=TOPIC) for plain values"
         )
     return [_message(record, Produce(returned), output)]
 

@@ -67,7 +67,7 @@ def _own(call: Any, what: str) -> Any:
 
 
 def of_thread(thread: int | None, *, inside: CodeType | None = None) -> list[str]:
-    """The stack of a thread, outermost first; only the part called by `inside`, a Perkey function."""
+    """The stack of a thread, outermost first; only the part called by `inside`, one of Perkey's."""
     frames = _frames(sys._current_frames().get(thread or 0))  # noqa: SLF001  # documented so
     if inside is not None:
         at = next((n for n, frame in enumerate(frames) if frame.f_code is inside), len(frames))

@@ -268,9 +268,9 @@ DEFAULT = "earliest"
 class FirstStart:
     """Reports once where a group without commits starts.
 
-    Kafka's own default is the end of the log, Perkey's is the start: a user who expects the other one
-    skips everything there, or handles years of it. If a repeated or a missed record is critical,
-    relying on the default is a warning.
+    Kafka's own default is the end of the log, Perkey's is the start: a user who expects the other
+    one skips everything there, or handles years of it. If a repeated or a missed record is
+    critical, relying on the default is a warning.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The app is shipped by value: its options as they are on the driver, its handlers with the globals
 that they use, from whatever module. Modules that the app imports from its own folder are shipped as
-sources, and so is Perkey, so that executors run the driver's version of both. Packages with compiled
-code cannot be shipped like this; they must be installed on the executors.
+sources, and so is Perkey, so that executors run the driver's version of both. Packages with
+compiled code cannot be shipped like this; they must be installed on the executors.
 """
 
 from __future__ import annotations

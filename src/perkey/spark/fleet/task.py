@@ -86,8 +86,8 @@ def _loaded(task: MemberTask) -> tuple[Any, Callable[..., Host]]:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise Unusable(
-            f"{here} lacks {' and '.join(missing)}: install Perkey's dependencies there, or ship an "
-            "environment (spark.archives and PYSPARK_PYTHON; docs/spark.md)"
+            f"{here} lacks {' and '.join(missing)}: install Perkey's dependencies there, or ship "
+            "an environment (spark.archives and PYSPARK_PYTHON; docs/spark.md)"
         )
     try:
         from perkey.spark.fleet.hosting import Host

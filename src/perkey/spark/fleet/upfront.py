@@ -35,8 +35,8 @@ class Upfront:
             )
         if "group.instance.id" in options.kafka:
             raise ConfigError(
-                "kafka: group.instance.id is set by Perkey on a fleet: use members=..., which gives "
-                "each member its own"
+                "kafka: group.instance.id is set by Perkey on a fleet: use members=..., which "
+                "gives each member its own"
             )
         _check_ledgers(app)
         #: members have static ids; under the new group protocol a restart would have to wait

@@ -152,8 +152,8 @@ def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> D
 def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What Spark calls in each task; `name` is its name in the plan and in Spark's UI.
 
-    It is shipped by value and imports Perkey lazily: an executor without Perkey must be able to report
-    that.
+    It is shipped by value and imports Perkey lazily: an executor without Perkey must be able to
+    report that.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -161,8 +161,9 @@ def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterat
             from perkey.spark.processing.task import run_task
         except ModuleNotFoundError as error:
             raise ImportError(
-                f"{sys.executable} on an executor has no module {error.name}: install perkey[spark] "
-                "there (its image, PYSPARK_PYTHON, or the Connect server's environment)"
+                f"{sys.executable} on an executor has no module {error.name}: install "
+                "perkey[spark] there (its image, PYSPARK_PYTHON, or the Connect server's "
+                "environment)"
             ) from None
         return run_task(payload, batches)
 
