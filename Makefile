@@ -24,7 +24,7 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup demo test test-fast test-page spark-matrix chaos-short test-all lint types bench docs lock need-broker
+.PHONY: help mutate setup demo test test-fast test-page spark-matrix chaos-short test-all lint types bench dist docs lock need-broker
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,9 +85,14 @@ mutate: $(STAMP) ## Break the source in one place at a time: does a test notice?
 	for package in codec core runtime; do \
 	    $(BIN)/python -m tests.support.mutate $$package --sample $(MUTANTS) || exit 1; done
 
+dist: need-broker ## Build sdist and wheel into dist/, check them, run the README's example from the wheel
+	@rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	PERKEY_DIST=dist $(BIN)/python -m pytest tests/integration/test_dist.py
+
 docs: $(STAMP) ## Generate the diagrams in docs/ from the tables in the code
 	$(BIN)/python docs/generate.py
 
 lock: ## Bring requirements.lock up to date with pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --upgrade \
 	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o requirements.lock

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import types
 from dataclasses import fields
 from pathlib import Path
@@ -156,6 +157,20 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_readme_work_on_every_page_that_shows_it() -> None:
+    """They are absolute, as the package index needs them, and each names a file of this tree."""
+    text = (ROOT / "README.md").read_text()
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    start = f"{urls['Repository']}/blob/main/"
+    links = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", text, flags=re.MULTILINE))
+    assert [link for link in links.values() if not link.startswith(start)] == []
+    missing = [link for link in links.values() if not (ROOT / link.removeprefix(start)).exists()]
+    assert missing == []
+    used = re.findall(r"\[([^\]]+)\]\[([\w-]*)\]", text)
+    assert {name or title.lower() for title, name in used} == set(links)
+    assert re.findall(r"\]\([^)]*\)", text) == [], "give README's links as [text][name]"
 
 
 def test_every_option_is_documented() -> None:

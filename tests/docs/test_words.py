@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_the_words_of_the_old_dialect_only_become_fewer() -> None:
     used = {pattern: count(pattern, texts) for pattern in ALLOWED}
     more = {pattern: count for pattern, count in used.items() if count > ALLOWED[pattern]}
     assert more == {}, "see Words in CONTRIBUTING.md"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_the_old_name_is_in_one_line_of_the_changelog() -> None:
+    """Every other mention would name a project of other people."""
+    old = "we" + "ft"
+    assert _git("grep", "-Iinc", old) == "CHANGELOG.md:1\n"
+    assert old not in _git("ls-files").lower()
 
 
 def test_one_more_use_is_counted() -> None:

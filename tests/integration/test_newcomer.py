@@ -2,96 +2,44 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import re
-import socket
-import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.command import perkey
+from tests.support.printed import Shell, blocks, on_port, printed_port, run_the_readme
 
 from perkey.broker import LocalBroker
-from perkey.broker.state import free_ports
-
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 110
-PRINTED = 9092
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page that are in this language."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[object]:
-    """Runs lines as a stranger would, in an empty folder, with a broker state of its own."""
-    # `perkey` and `python` are those of this environment, whether its scripts are on the path or not.
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """Lines with the programs of this environment, whether its scripts are on the path or not."""
     shims = tmp_path / "bin"
     shims.mkdir()
     for name, command in (("perkey", "-m perkey"), ("python", "")):
         shim = shims / name
         shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
         shim.chmod(0o755)
-    env = {
-        **os.environ,
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
-    }
-
-    def run(line: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-c", line], cwd=tmp_path, env=env, input=stdin, text=True,
-            capture_output=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-
-    yield run
-    run("perkey broker down")
+    shell = Shell(tmp_path, shims)
+    yield shell
+    shell("perkey broker down")
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """9092 as it is printed, where nobody else has it or is about to."""
-    with (Path(tempfile.gettempdir()) / f"perkey-test-{PRINTED}-{os.getuid()}").open("w") as mine:
-        try:
-            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with socket.create_server(("127.0.0.1", PRINTED)):
-                pass
-        except OSError:
-            yield free_ports(1)[0]
-        else:
-            yield PRINTED
-
-
-def on_port(line: str, port: int) -> str:
-    """The line as printed, or for another port where 9092 is taken."""
-    line = line.replace("9092", str(port))
-    tells_no_address = re.search(r"perkey (topics|produce) (?!.*--bootstrap)", line) is not None
-    return (
-        f"{line} --bootstrap-servers localhost:{port}"
-        if tells_no_address and port != 9092
-        else line
-    )
+    """9092 as it is printed, or a free one."""
+    with printed_port() as port:
+        yield port
 
 
 @pytest.mark.timeout(300)
-def test_the_readmes_example_works_as_it_is_printed(port, shell, tmp_path):
+def test_the_readmes_example_works_as_it_is_printed(port, shell):
     """Broker, topics, a record and `python app.py`, line by line: one record done, one alert."""
-    (tmp_path / "app.py").write_text(blocks("README.md", "python")[0].replace("9092", str(port)))
-    (console,) = [block for block in blocks("README.md", "console") if "python app.py" in block]
-    for line in console.strip().splitlines():
-        done = shell(on_port(line, port))
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-    show = f"perkey offsets show --group geofence --bootstrap-servers localhost:{port} --json"
-    (progress,) = json.loads(shell(show).stdout)
-    assert (progress["topic"], progress["frontier"], progress["lag"]) == ("gps.positions", 1, 0)
+    run_the_readme(shell, port)
     assert end_of(f"127.0.0.1:{port}", "gps.alerts") == 1
     assert end_of(f"127.0.0.1:{port}", "gps.positions.dlq") == 0
 
@@ -109,8 +57,7 @@ def test_the_page_for_beginners_works_as_it_is_printed(port, shell, tmp_path):
         if line == "perkey broker down":
             letters = [end_of(f"127.0.0.1:{port}", "orders.dlq", n) for n in range(2)]
             bills = [end_of(f"127.0.0.1:{port}", "invoices", n) for n in range(2)]
-        done = shell(on_port(line, port))
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        shell.succeed(on_port(line, port))
     assert (sum(letters), sum(bills)) == (2, 1)
 
 

@@ -118,7 +118,7 @@ def _tried(check: Any, text: str, state: State = "failure") -> Finding:
 
 def _extras() -> tuple[list[str], list[str]]:
     """Perkey's extras: those whose packages are all installed, and the others."""
-    wanted = {extra: packages for extra, packages in _needed("perkey").items() if extra != "dev"}
+    wanted = _needed("perkey")
     present = [extra for extra, needed in wanted.items() if all(_complete(*one) for one in needed)]
     return present, [extra for extra in wanted if extra not in present]
 

@@ -57,7 +57,6 @@ def test_extras_are_installed_whole_or_not(monkeypatch):
         "perkey": [
             "typer>=1", 'aa[x]>=1; extra == "one"', 'bb; extra == "one"', 'aa<3; extra == "two"',
             'aa[x,y]; extra == "three"', 'aa[z]; sys_platform != "x" and extra == "four"',
-            'cc; extra == "dev"',
         ],
         "aa": ['ok; extra == "x"', 'bb>=2; extra == "y"', 'bb; python_version < "3" and extra == "z"'],
     }  # fmt: skip
