@@ -6,7 +6,9 @@ themselves.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -88,6 +90,18 @@ def test_the_wheel_has_the_package_its_types_and_its_licence(wheel):
     assert [line.partition(", ")[0] for line in metadata.get_all("Project-URL", [])] == [
         *PROJECT["urls"]
     ]
+
+
+def test_the_wheel_lists_what_it_depends_on(wheel):
+    """An SBOM (CycloneDX) with each declared dependency, required or optional."""
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"perkey-{__version__}.dist-info/sboms/perkey.cdx.json")
+    bom = json.loads(text)
+    assert bom["metadata"]["component"]["purl"] == f"pkg:pypi/perkey@{__version__}"
+    scopes = {component["name"]: component["scope"] for component in bom["components"]}
+    declared = {re.match(r"[\w-]+", line).group().lower() for line in PROJECT["dependencies"]}
+    assert {name for name, scope in scopes.items() if scope == "required"} == declared
+    assert scopes["pyspark"] == "optional"
 
 
 def test_the_sdist_has_what_a_packager_needs(sdist):
