@@ -1,8 +1,10 @@
-"""`python -m benchmarks`: Perkey beside bare sleeps and the Java Parallel Consumer."""
+"""`python -m benchmarks`: Perkey beside bare sleeps and Java; `stuck`: what a kill repeats."""
 
 import sys
 
-from benchmarks.run import main
+from benchmarks import run, stuck
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["stuck"]:
+        sys.exit(stuck.main(sys.argv[2:]))
+    sys.exit(run.main())

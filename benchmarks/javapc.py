@@ -19,7 +19,7 @@ from perkey.broker.jars import cache_dir
 VERSION = "0.5.3.3"
 _SOURCES = Path(__file__).resolve().parent.parent / "java"
 _BUILD_LIMIT_S = 300
-_JVM_OPTIONS = ("-Xmx3g", "-Xss512k", "-Dslf4j.internal.verbosity=ERROR")
+JVM_OPTIONS = ("-Xmx3g", "-Xss512k", "-Dslf4j.internal.verbosity=ERROR")
 
 
 class JavaError(Exception):
@@ -40,7 +40,7 @@ def run(mode: str, *, limit_s: int, **options: object) -> dict[str, Any]:
     `options` are PcRunner's names; `limit_s` bounds its work, start and close come on top.
     """
     arguments = [f"{name}={value}" for name, value in {**options, "limit_s": limit_s}.items()]
-    command = ["java", *_JVM_OPTIONS, "-cp", build(), "PcRunner", mode, *arguments]
+    command = ["java", *JVM_OPTIONS, "-cp", build(), "PcRunner", mode, *arguments]
     try:
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, timeout=limit_s + 60

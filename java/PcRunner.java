@@ -11,7 +11,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
  * The Java Parallel Consumer, driven from the command line: the peer that Perkey is measured against
  * and hands its committed progress to and from.
  *
- * <p>{@code PcRunner bench|handover|resume name=value ...}; one line of JSON on stdout. Names:
+ * <p>{@code PcRunner bench|handover|resume|stuck name=value ...}; one line of JSON on stdout. Names:
  * bootstrap, topic, group, ordering (KEY, PARTITION, UNORDERED), concurrency, and those of the mode.
  */
 public final class PcRunner {
@@ -22,6 +22,7 @@ public final class PcRunner {
         switch (args[0]) {
             case "bench" -> Bench.run(options);
             case "handover" -> Handover.untilHandled(options);
+            case "stuck" -> Stuck.run(options);
             case "resume" -> Handover.untilIdle(options);
             default -> throw new IllegalArgumentException("unknown mode: " + args[0]);
         }
@@ -51,6 +52,9 @@ public final class PcRunner {
         properties.put("group.id", options.get("group"));
         properties.put("enable.auto.commit", "false");
         properties.put("auto.offset.reset", "earliest");
+        if (options.containsKey("session_timeout_ms")) {
+            properties.put("session.timeout.ms", options.get("session_timeout_ms"));
+        }
         properties.put("max.poll.records", options.getOrDefault("max_poll_records", "500"));
         ByteArrayDeserializer bytes = new ByteArrayDeserializer();
         return new KafkaConsumer<>(properties, bytes, bytes);

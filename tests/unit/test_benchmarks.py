@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import floor, memory, report, run, seen, sides, spark_kit
+from benchmarks import floor, memory, report, run, seen, sides, spark_kit, stuck
 from benchmarks.bare import BareSpec, queues
 from benchmarks.sleeps import sleep_s, table_s
 from benchmarks.workloads import Check, all_workloads
@@ -180,3 +180,36 @@ def test_processor_time_is_compared_within_a_round(noop_us, sleep_us, switches, 
     rows = floor.table(floor_runs(noop_us, sleep_us, switches))
     assert [row["passed"] for row in rows] == passed
     assert rows[2]["over_bare"] == pytest.approx(noop_us[0], abs=0.01)
+
+
+def test_a_log_of_handled_offsets_ends_at_its_last_whole_entry(tmp_path: Path) -> None:
+    """A process that is killed can leave half an entry; a log that does not exist has none."""
+    log = tmp_path / "log"
+    assert list(stuck._handled(log)) == []
+    log.write_bytes((7).to_bytes(8, "big") + (70_000).to_bytes(8, "big") + b"\0\0\0")
+    assert list(stuck._handled(log)) == [7, 70_000]
+
+
+def test_the_picture_of_a_kill_shows_what_was_repeated_and_what_was_not_reached() -> None:
+    """A bar for each peer that was measured, with both numbers."""
+    rows = [
+        stuck.Row("A", done_beyond=899, again=0),
+        stuck.Row("B", done_beyond=399, again=399),
+        stuck.Row("C", problems=["not installed"]),
+    ]
+    drawn = stuck.picture(rows, 1000)
+    assert (">0 again</text>" in drawn, ">399 again, 500 waited</text>" in drawn) == (True, True)
+    assert ">C<" not in drawn
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--only", "Spring"], ["--records", str(2 * stuck.HANGS)]], ids=" ".join
+)
+def test_a_kill_that_cannot_be_measured_is_bad_input(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with what is possible, exit code 2, and no broker is started."""
+    assert stuck.main(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert arguments[0] in line
