@@ -7,7 +7,7 @@ from perkey.core.partition import Partition
 from perkey.core.portions import HELD_SHARE
 from perkey.core.work import Work
 from perkey.types import ErrorInfo, Record
-from simulators.core import away, budgeted, redoing
+from simulators.core import away, budgeted
 from simulators.core.budgeted import tags_of
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
@@ -149,16 +149,12 @@ def _end_single(
     life = world.oracle.left(work)
     if life is None:
         world.oracle.stats["late"] += 1
-    again = life is not None and work.record.offset in life.redoing
     if ending is None:
         done.append(work)
-        if life is not None and not again:
+        if life is not None:
             world.oracle.handled(life, work.record.offset, world.now)
     else:
         ended.append(ending)
-    if life is not None and again:
-        redoing.ended(life, work.record.offset, ending)
-        return
     if life is None or ending is None:
         return
     if isinstance(ending, Unhandled):
@@ -177,7 +173,7 @@ def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) ->
         life = world.oracle.lives[work.partition]
         if life.state == "closed":
             continue
-        if isinstance(ending, Failed) and not redoing.is_one(life, work):
+        if isinstance(ending, Failed):
             world.oracle.failed(
                 life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True,
                 absent=ending.away,
@@ -235,11 +231,6 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     count = len(call.works)
     for work in call.works:
         life = lives[id(work)]
-        if life is not None and redoing.is_one(life, work):
-            failure = Failed(work, ERROR) if failed else None
-            ending = failure or (None if outputs is None else Returned(work, outputs))
-            redoing.ended(life, work.record.offset, ending)
-            life = None
         if life is not None:
             away.ended(member, work, Failed(work, ERROR) if failed else None)
         if failed:
@@ -264,9 +255,7 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
 def _end_unhandled(world: World, member: Member, call: Call) -> None:
     for work in call.works:
         life = world.oracle.left(work)
-        if life is not None and redoing.is_one(life, work):
-            redoing.ended(life, work.record.offset, Unhandled(work))
-        elif life is not None:
+        if life is not None:
             away.ended(member, work, Unhandled(work))
             world.oracle.given_back(life, work)
     ended = [Unhandled(work) for work in call.works]
@@ -283,10 +272,6 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
     for work in acked:
         life = world.oracle.left(work)
         returns = dice.chance(world.odds.outputs)
-        if life is not None and redoing.is_one(life, work):
-            ending = Returned(work, ["output"]) if returns else None
-            redoing.ended(life, work.record.offset, ending)
-            life = None
         if life is not None:
             away.ended(member, work, None)
         if returns:
@@ -313,13 +298,11 @@ def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:
         life = world.oracle.left(work)
         absent = away.is_away(world, work)
         ended.append(Failed(work, ERROR, away=absent))
-        if life is not None and redoing.is_one(life, work):
-            redoing.ended(life, work.record.offset, ended[-1])
-        elif life is not None:
+        if life is not None:
             away.ended(member, work, ended[-1])
             offset = work.record.offset
             lane = life.source.lane(offset)
-            first = life.next_of(lane) == offset and not redoing.sends(life, lane)
+            first = life.next_of(lane) == offset
             world.oracle.failed(
                 life, work, world.now, final=False, delay_s=None, alone=first, absent=absent
             )

@@ -192,7 +192,7 @@ def _can_go(life: Life, offset: int, now: float) -> bool:
     lane = life.source.lane(offset) if offset in life.source.keys else None
     if offset not in life.polled or lane is None or life.next_of(lane) != offset:
         return False
-    if life.holds.get(lane, 0.0) > now or lane in map(life.source.lane, life.redoing):
+    if life.holds.get(lane, 0.0) > now:
         return False
     if not _is_given_up(life, offset):
         return False

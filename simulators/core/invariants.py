@@ -117,7 +117,7 @@ def _check_forgotten(state: EngineState, partition: Partition) -> None:
         _need(kept or work in shelves.bare, work, "is put off and keeps its bytes")
         last = partition.lanes.tails.get(partition.lanes.key_of(work.record), work)
         plain = last.state == states.QUEUED and last.failure is None and not follows(last)
-        kept = kept or last in partition.lanes.behind or last in partition.redone
+        kept = kept or last in partition.lanes.behind
         _need(kept or not plain, last, "is behind a record that is put off, and keeps its bytes")
     idle = not shelves or partition in state.shelving
     _need(idle, partition, "keeps offsets, and nobody will fetch them")

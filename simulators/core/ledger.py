@@ -139,8 +139,6 @@ class Life:
         self.held_until: dict[int, float] = {}
         self.holds: dict[Hashable, float] = {}
         self.refused: set[int] = set()
-        #: handled again by command, and how far that is (redoing.py)
-        self.redoing: dict[int, str] = {}
         #: calls that failed, and of these those that were about this record alone
         self.attempts: Counter[int] = Counter()
         self.own_attempts: Counter[int] = Counter()

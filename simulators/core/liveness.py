@@ -124,8 +124,6 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
         held = max(life.held_until.get(offset, 0.0), life.holds.get(lane, 0.0))
         if held > world.ticked_before or life.next_of(lane) != offset:
             continue
-        if lane in map(life.source.lane, life.redoing):
-            continue  # one that is handled again goes first
         place = (member.name, life.source.tp, lane)
         # So does a lane that a batch held: its next record asks again when time passes.
         moved = world.oracle.lane_moved.get(place, 0.0)

@@ -14,7 +14,7 @@ from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from perkey.types import TopicPartition
-from simulators.core import away, budgeted, exporting, redoing
+from simulators.core import away, budgeted, exporting
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -303,8 +303,6 @@ class Member:
             life = None if part is None else self.oracle.lives.get(part)
             if life is not None and life.state != "closed":
                 answered(life, row, self.world.now, effect.command.id)
-        if effect.command.action == "redo":
-            redoing.answered(self, effect)
         self.unanswered = [one for one in self.unanswered if one is not effect.command]
 
     def _nothing(self, effect: fx.Note) -> None:

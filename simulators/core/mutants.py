@@ -29,7 +29,6 @@ from simulators.core import (
     mutants_memory,
     mutants_owners,
     mutants_parked,
-    mutants_redone,
     mutants_steered,
     mutants_valve,
     profiles,
@@ -46,7 +45,6 @@ __all__ = [
     "mutants_memory",
     "mutants_owners",
     "mutants_parked",
-    "mutants_redone",
     "mutants_steered",
     "mutants_valve",
 ]

@@ -14,7 +14,7 @@ from perkey.core.work import Work
 from perkey.policies import DeadLetter, GivenUp, Skip
 from perkey.testing.memory import OffsetAndMetadata
 from perkey.types import TopicPartition
-from simulators.core import away, exporting, redoing, remembering
+from simulators.core import away, exporting, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 
@@ -35,8 +35,6 @@ class Oracle:
         #: exactly_once: outputs of committed transactions, and what a reader saw in the end
         self.outputs_due: set[tuple[TopicPartition, int]] = set()
         self.outputs_seen: Counter[tuple[TopicPartition, int]] = Counter()
-        #: such of what was handled again, which come in any order
-        self.redone: Counter[tuple[TopicPartition, int]] = Counter()
         #: the map's limit where the broker stores as much: there no map may be cut
         self.map_chars_kept = 0
         self.refused_ever: defaultdict[TopicPartition, set[int]] = defaultdict(set)
@@ -148,12 +146,6 @@ class Oracle:
             offset = work.record.offset
             lane = life.source.lane(offset)
             place = (life.member, life.source.tp, lane)
-            if offset in life.redoing:
-                redoing.starting(life, offset, self.lanes_running, place, now, call)
-                self.lanes_running[place] = call
-                continue
-            mates = [one.record.offset for one in works if one.partition is work.partition]
-            redoing.check_lane(life, lane, work, mates)
             self._may_start(life, work, offset, now)
             runs = self.lanes_running.get(place)
             if runs is not None and runs is not call:
@@ -341,16 +333,12 @@ class Oracle:
             require(
                 offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
             )
-        if offset not in life.redoing:
-            life.sending.add(offset)
+        life.sending.add(offset)
 
     def outputs_answered(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:
         """The broker answered for outputs."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
-            return
-        if offset in life.redoing:
-            redoing.sent(life, offset, refused=refused)
             return
         life.sending.discard(offset)
         if not refused:
@@ -404,7 +392,7 @@ class Oracle:
             require(not again, "S5", f"{life.source.tp}: {again} are marked after their start")
             return life.started | claims
         if life.spec.delivery == EXACTLY_ONCE:
-            early = claims - life.claimable - life.given_up - redoing.pending(life)
+            early = claims - life.claimable - life.given_up
             require(not early, "S8", f"{life.source.tp}: {early} in a transaction, not handled")
             return life.finished | claims
         return life.finished | life.claimable
@@ -446,11 +434,6 @@ class Oracle:
             life.base = says.offset
             for work in item.claims:
                 offset = work.record.offset
-                if work in item.partition.redone:
-                    redoing.sent(life, offset, refused=False)
-                    self.redone[tp, offset] += work.outputs is not None
-                    self.stats["redone in a transaction"] += 1
-                    continue
                 self._finish(life, offset)
                 if work.outputs is not None:
                     self.outputs_due.add((tp, offset))
@@ -475,9 +458,6 @@ class Oracle:
         """exactly_once: the broker does not take an output of this record."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
-            return
-        if offset in redoing.pending(life):
-            redoing.sent(life, offset, refused=True)
             return
         life.refused.add(offset)
         self.refused_ever[life.source.tp].add(offset)

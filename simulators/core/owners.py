@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulators.core import commanding, redoing
+from simulators.core import commanding
 from simulators.core.dice import Dice
 from simulators.core.violation import require
 
 if TYPE_CHECKING:
     from perkey.core.events import Command
     from perkey.core.partition import Partition
-    from simulators.core.ledger import Source
     from simulators.core.member import Member
     from simulators.core.world import World
 
@@ -33,24 +32,15 @@ def relay(world: World, dice: Dice) -> None:
     command, obeyed, member, part = dice.pick(waiting)
     world.oracle.stats["obeyed by two owners"] += bool(obeyed)
     obeyed.add(part)
-    if command.action == "redo" and command.target.offset not in _source(world, part).alive:
-        command = command._replace(record=None)  # each owner reads it from the log itself
     give(world, member, part, command)
 
 
 def give(world: World, member: Member, part: Partition, command: Command) -> None:
     """This member obeys, and charges no attempt for that."""
     before = _attempts(part, command)
-    if command.action == "redo":
-        redoing.obey(world, member, command)
-    else:
-        commanding.obey(world, member, command)
+    commanding.obey(world, member, command)
     after = _attempts(part, command)
     require(after in (before, 0), "S18", f"{command}: {before} attempts are {after} by it")
-
-
-def _source(world: World, part: Partition) -> Source:
-    return world.oracle.lives[part].source
 
 
 def _place(command: Command) -> tuple[str, int]:

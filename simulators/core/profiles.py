@@ -59,8 +59,6 @@ CROWDED = 29_000_000
 AWAY = 24_000_000
 #: so much fails that brakes hold handlers
 BRAKED = 25_000_000
-#: records that are done, handled again by command
-REDONE = 26_000_000
 
 #: handlers that share a budget, with what they call and what it costs
 BUDGETED = 30_000_000
@@ -71,7 +69,7 @@ LENT = 31_000_000
 #: calls granted ahead, more and fewer from one moment to the next, while commands set how many
 AHEAD = 32_000_000
 
-#: as COMMANDED and REDONE, with two or three members that all obey each command, sooner or later
+#: as COMMANDED, with two or three members that all obey each command, sooner or later
 OWNERS = 33_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
@@ -343,35 +341,10 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
-def _redone(setup: Setup, rng: random.Random) -> Setup:
-    """Someone wants what is done again, and others hold, skip and release."""
-    setup = _commanded(setup, rng)
-    exact, acked = setup.seed % 3 == 0, Batch(5, 0.05, "explicit")
-    whole = (None, Batch(5, 0.05))[setup.seed % 2]
-    specs = tuple(
-        replace(
-            spec,
-            delivery=EXACTLY_ONCE if exact else AT_LEAST_ONCE,
-            commit_each=spec.commit_each and not exact,
-            batch=(None, spec.batch, None, acked)[setup.seed % 4] if not exact else whole,
-            on_exhausted=Park(rng.choice((0.0, 2.0))),
-        )
-        for spec in setup.specs
-    )
-    keys = rng.choice((1, 2, 5))
-    weights = {"command": 5.0, "redo": 20.0, "churn": 3.0}
-    failing = _failing(setup, specs, rng.choice((0.05, 0.3)), **weights)
-    if exact:  # a transaction takes three steps
-        odds = replace(failing.odds, outputs=0.8, fail=0.05)
-        ends = _weighted(**weights | {"transact": 40.0, "churn": 1.0})
-        failing = replace(failing, odds=odds, ends=ends)
-    return replace(failing, keys=keys)
-
-
 def _owners(setup: Setup, rng: random.Random) -> Setup:
     """Members are expelled and do not know it; what one has obeyed the next obeys as well."""
-    setup = _redone(setup, rng) if setup.seed % 2 else _commanded(setup, rng)
-    weights = {"command": 10.0, "relay": 20.0, "redo": 10.0, "churn": rng.choice((3.0, 6.0))}
+    setup = _commanded(setup, rng)
+    weights = {"command": 10.0, "relay": 20.0, "churn": rng.choice((3.0, 6.0))}
     if setup.seed % 3 == 0:
         weights["transact"] = 40.0
     slots, keys = rng.choice((2, 3)), rng.choice((1, 2, 4))
@@ -571,7 +544,6 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     BRAKED: _braked,
     BUDGETED: _budgeted,
     LENT: _lent,
-    REDONE: _redone,
     PARKED: _parked,
     CROWDED: _crowded,
     BOTH: _both,

@@ -192,7 +192,7 @@ def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
     """A command was obeyed in this epoch; `order`: its id."""
     offset = row.offset
     if row.outcome in ("held", "skipped", "released", "retried"):
-        known = offset >= 0 and offset in life.known and offset not in life.redoing
+        known = offset >= 0 and offset in life.known
         require(not known, "S18", f"{life.source.tp}: {row}, and the group has it as done")
     if row.outcome == "held" and offset in life.asked:
         life.asked[offset] = 0

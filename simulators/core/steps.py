@@ -16,7 +16,6 @@ from simulators.core import (
     lending,
     owners,
     rebalance,
-    redoing,
     steered,
 )  # fmt: skip
 from simulators.core.dice import Dice
@@ -66,7 +65,6 @@ _WORLD_ACTIONS = {
     "remake": happenings.remake,
     "command": commanding.command,
     "meddle": commanding.meddle,
-    "redo": redoing.order,
     "relay": owners.relay,
     "lease": lending.exchange,
 }

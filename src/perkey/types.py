@@ -139,12 +139,6 @@ class Record(NamedTuple, Generic[T]):
         return f"<Record {where} attempt={self.attempt} value={size}>"
 
 
-class Redone(Record[Any]):
-    """A finished record that `perkey redo` handles again; the ledger checks for it."""
-
-    __slots__ = ()
-
-
 def content_bytes(
     key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
 ) -> int:

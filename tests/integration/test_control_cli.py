@@ -166,9 +166,7 @@ def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Runn
     wait_for(lambda: running.done() == {"first", "after1", "bad2", "after2"})
     wait_for(lambda: parked() == [])
 
-    code, out, err = running.perkey("redo", f"{running.topic}:{first['partition']}:0", *BECAUSE)
-    assert (code, "redone 1" in out) == (0, True), out + err
-    code, out, err = running.perkey("redo", f"{running.topic}:7:0", *BECAUSE)
+    code, out, err = running.perkey("record", "retry", f"{running.topic}:7:0", *BECAUSE)
     assert (code, f"no member that was reached has {running.topic}:7:0" in err) == (1, True)
 
     key = ("--topic", running.topic, "--key", "c")

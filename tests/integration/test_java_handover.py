@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import perkey
 from perkey.broker import LocalBroker
-from perkey.codec import Carrier, Remembered, decode, encode_fitting, with_rider
+from perkey.codec import Remembered, decode, encode_fitting, with_rider
 from perkey.kafka import clib
 
 RECORDS = 200
@@ -134,15 +134,6 @@ def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, le
     assert count == len(left)
     stuffed = base64.b64decode(text) + bytes.fromhex("5a2a4d18f4010000") + bytes(500)
     assert java_handles(bootstrap, topic, left[0], base64.b64encode(stuffed).decode()) == left
-
-
-@pytest.mark.parametrize("left", [LEFT, list(range(150, RECORDS))], ids=["map", "none"])
-def test_java_passes_over_a_mark(bootstrap: str, topic: str, left) -> None:
-    """Perkey → Java with the commit of a redo: behind a map, and where nothing beyond is done."""
-    text, _ = encode_fitting(left[0], RECORDS - 1 if left is LEFT else left[0] - 1, left)
-    carrier = Carrier(left[0], text, 4096)
-    assert carrier.mark("a command")
-    assert java_handles(bootstrap, topic, left[0], carrier.carry(())[0]) == left
 
 
 def java_handles(bootstrap: str, topic: str, frontier: int, text: str) -> list[int]:

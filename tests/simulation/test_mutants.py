@@ -14,7 +14,8 @@ from simulators.core.world import World
 pytestmark = pytest.mark.push
 
 SEEDS_MAX = 1_000
-PROMISES = {*(f"S{number}" for number in range(1, 19)), "L1", "L2", "L4"}
+#: S14 was that of a retired command; the other names stay
+PROMISES = {*(f"S{number}" for number in range(1, 19) if number != 14), "L1", "L2", "L4"}
 
 
 def promise_broken(seed: int) -> str | None:

@@ -343,7 +343,6 @@ def copies(
                 {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
                 gathered[p] if gathered else 0,
                 not_begun[p] if not_begun else 0,
-                len(p.redone),
                 sum(
                     head is not None and head.state == states.QUEUED
                     for head in p.lanes.occupied.values()
@@ -384,14 +383,14 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from sums that the engine keeps."""
     plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
-    held, shelved, gathered, not_begun, again, heads, exports = ends
+    held, shelved, gathered, not_begun, heads, exports = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
     marks = claims if delivery == AT_MOST_ONCE else 0
     pending = claims if plain[3].exact else 0
     elsewhere = claims + running - len(marked) + sending + retrying + parked
-    waiting = not_done + again - not_fetched - elsewhere
+    waiting = not_done - not_fetched - elsewhere
     places = {
         "ready": ready,
         "gathering": gathered,

@@ -30,7 +30,6 @@ COMMANDS = {
     "stop": "perkey.cli.control:stop",
     "key": "perkey.cli.records:key_app",
     "record": "perkey.cli.records:record_app",
-    "redo": "perkey.cli.redo:redo",
     "control": "perkey.cli.control:log_app",
     "doctor": "perkey.cli.doctor:doctor",
     "asyncapi": "perkey.cli.asyncapi:asyncapi",

@@ -63,9 +63,11 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
         command = context.command_path if context else "perkey"
         message = usage().replace(": Value error, ", ": ")  # Typer's prefix
         if message.startswith("No such command"):
-            names = context.command.list_commands(context)
-            like = did_you_mean(
-                message.split("'")[1], names, f"choose one of {', '.join(names)}", alike=0.75
+            from perkey.observe.orders import RETIRED
+
+            names, word = context.command.list_commands(context), message.split("'")[1]
+            like = RETIRED.get(word) or did_you_mean(
+                word, names, f"choose one of {', '.join(names)}", alike=0.75
             )
             message = f"{message.partition('.')[0]}: {like}"
         if message.startswith("Usage:"):  # No arguments at all: the message is the help text.

@@ -342,7 +342,6 @@ def each(
     action: str,
     places: Sequence[tuple[str, int, int]],
     reach: Reach,
-    most: int = RECORDS_MAX,
     rest: Sequence[dict[str, Any]] = (),
 ) -> int:
     """One command per topic, in pieces of limited size, then `rest`; the worst exit code."""
@@ -351,7 +350,7 @@ def each(
     orders = []
     for topic, group in groupby(sorted(set(places)), key=lambda place: place[0]):
         records = [place[1:] for place in group]
-        for start in range(0, len(records), most):
-            some = [list(one) for one in records[start : start + most]]
+        for start in range(0, len(records), RECORDS_MAX):
+            some = [list(one) for one in records[start : start + RECORDS_MAX]]
             orders.append({"action": action, "topic": topic, "records": some})
     return reach.send(*orders, rest=rest)

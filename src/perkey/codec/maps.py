@@ -116,20 +116,6 @@ class Carrier:
         #: bytes for the rider
         self.room_bytes = limit_chars // 4 * 3 - 1 - len(self._frame)
 
-    def mark(self, about: str) -> bool:
-        """Distinguish the text from any that is not about this; False if there is no room."""
-        encoding, frame = self._encoding, self._frame
-        if not self._text:  # the frontier may be the end of the log: a map without any offset
-            encoding = wire.COMPRESSED["BitSetV2"]
-            frame = zstd.compress(bytes(bitset.size_bytes(0, 4)))
-        marked = frame + riders.mark(about)
-        if self.room_bytes + len(self._frame) < len(marked):
-            return False
-        self.room_bytes += len(self._frame) - len(marked)
-        self._encoding, self._frame = encoding, marked
-        self._text = wire.to_text(encoding, marked)
-        return True
-
     def carry(self, entries: Sequence[riders.Remembered]) -> tuple[str, int]:
         """The text with as many of the entries as fit, and their number."""
         ridden, count = riders.encode(self._frontier, entries, self.room_bytes)

@@ -17,15 +17,11 @@ An entry takes 3 bytes and, where flagged, 4 for the error and 1 to 3 for the ti
 after base, 3 from 16,384 s, 4.5 h): 10 with all. A distance or number of attempts from 128 on takes
 one more. A varint has seven bits per byte, the lowest first (LEB128). Readers skip frames with
 other magic numbers and contents of another version.
-
-A *mark* is another such frame, 0x184D2A58, with eight bytes: it distinguishes a commit that
-contains nothing new from the one before.
 """
 
 from __future__ import annotations
 
 import binascii
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -34,7 +30,6 @@ from perkey.codec.limits import NOT_DONE_MAX, OFFSET_MAX
 #: One of the sixteen magic numbers that zstd reserves: the last digit pair is a `W`.
 MAGIC = 0x184D2A57
 _MAGIC = MAGIC.to_bytes(4, "little")
-_MARK_BYTES = 8
 _SKIPPABLE = 0x184D2A50
 _HEAD_BYTES = 8
 VERSION = 1
@@ -132,12 +127,6 @@ def _put(content: bytearray, number: int) -> None:
         content.append(number & 0x7F | 0x80)
         number >>= 7
     content.append(number)
-
-
-def mark(about: str) -> bytes:
-    """The frame that distinguishes a commit about this from all others."""
-    content = hashlib.blake2b(about.encode(), digest_size=_MARK_BYTES).digest()
-    return (MAGIC + 1).to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
 
 
 def frames_end(data: bytes, begin: int = 0) -> int:

@@ -1,41 +1,29 @@
-"""An operator's commands to a lane or a record: hold, release, retry, skip, redo.
+"""An operator's commands to a lane or a record: hold, release, retry, skip.
 
 Each gets one answer (`effects.Answered`). A skip is final once the commit that contains it is
 stored, so its answer waits for that; the record is never handled afterwards. A command that is
 obeyed a second time, here or by the next owner of the partition, changes nothing: a hold has its
 end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
-redo is for now only: each command of it is one call. A dry command runs the same code up to the
-first change, so it has the same answer.
+dry command runs the same code up to the first change, so it has the same answer.
 
 **Holds.** A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold
 is over. In a held lane that is the first record that has not started; later ones wait behind it,
 or are held when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked
 lane, only offsets are kept of a held one (memory.py).
-
-**Redos.** A finished record that is handled again is in its lane and in `Partition.redone`, and
-nowhere else: for offsets and commits it stays done. It goes before the records of its lane that
-have not started, behind a call that runs. It has one call, without a retry: its outputs are
-produced, and a failure becomes the answer. For a batch handler that call is a normal batch; if the
-batch fails as a whole, the record has failed, and only the others are tried in halves. If the
-epoch ends first, the answer is "lost". With exactly_once its outputs are a claim of the next
-transaction, like any other record's, and its lane continues; offsets and map of that commit are
-the same as without it. A commit that changes nothing else would not show whether it was stored, so
-it gets a mark (commits.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
-from perkey.core.lanes import last_of_call
 from perkey.core.states import RECORD_NAMES
 from perkey.core.work import Failure, HeldBy, Work
-from perkey.types import ErrorInfo, Redone, content_bytes
+from perkey.types import ErrorInfo
 
 if TYPE_CHECKING:
     from perkey.core.batching import Batching
@@ -91,100 +79,6 @@ def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> No
     state.retries.add(until, work)
     work.partition.retry(work, held=True)
     state.put_away(work)
-
-
-# -- redos -----------------------------------------------------------------------------------------
-
-
-class Redo(NamedTuple):
-    """Why a record is handled again."""
-
-    command: Command
-    #: the record that was running when it joined the lane
-    behind: Work | None
-
-
-def with_redone(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
-    """The records of a lane in order: `others`, and those that are handled again."""
-    key_of = partition.lanes.key_of
-    mine = {one: it.behind for one, it in _waiting(partition) if key_of(one.record) == key}
-    head = next(others, None)
-    after = [one for one, behind in mine.items() if behind is head and _is_behind(head, one)]
-    yield from [one for one in mine if one not in after]
-    if head is not None:
-        yield head
-        yield from after
-    yield from others
-
-
-def put_redo(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
-    """Put the record into its lane, before `first`. False: `first` waits outside the chain."""
-    lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
-    size = content_bytes(record.key, record.value, record.headers)
-    work = Work.one(record, size, partition)
-    same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
-    behind = None
-    if same:
-        behind = partition.redone[same[-1]].behind
-        lanes.put_behind(last_of_call(same[-1]), work)
-    elif first is None or first.state == states.QUEUED:
-        if not lanes.put_first(work, first):
-            return False
-    else:
-        behind = first
-        lanes.put_behind(last_of_call(first), work)
-    partition.admit_redone(work, Redo(command, behind))
-    return True
-
-
-def _waiting(partition: Partition) -> list[tuple[Work, Redo]]:
-    """Redos that their lanes wait for: lanes have continued past the others (exactly_once)."""
-    return [(one, it) for one, it in partition.redone.items() if one.state != states.PENDING]
-
-
-def _is_behind(head: Work | None, work: Work) -> bool:
-    """Whether `work` follows: a head whose output was refused has joined the end of its lane."""
-    while head is not None and head is not work:
-        head = head.next
-    return head is work
-
-
-def redo_handled(state: EngineState, work: Work) -> None:
-    """Its call has returned, and its outputs are stored."""
-    state.complete(work, report=False)
-    reason = work.partition.redone[work].command.reason
-    _redo_ended(state, work, "redone", reason)
-
-
-def redo_failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
-    """Its call failed; it stays done."""
-    _redo_ended(state, work, "failed", f"{error.line[:300]}: it stays done")
-
-
-def lose_redos(state: EngineState, partition: Partition) -> None:
-    """The epoch ends: answer all redos as lost."""
-    sent = partition.commit.sent
-    pending = () if sent is None else sent.claims
-    for work, one in partition.redone.items():
-        what = "the partition went away first: ask again"
-        if work in pending:
-            what = "the partition went away first, and what it put out may be there: look, then ask"
-        _answer_redo(state, work, one.command, "lost", what)
-    partition.handler.divert(-len(partition.redone))
-
-
-def _redo_ended(state: EngineState, work: Work, outcome: str, detail: str) -> None:
-    partition = work.partition
-    command = partition.redone[work].command
-    partition.redo_ended(work)
-    _answer_redo(state, work, command, outcome, detail)
-
-
-def _answer_redo(
-    state: EngineState, work: Work, command: Command, outcome: str, detail: str
-) -> None:
-    where = (work.partition.topic, work.partition.number, work.record.offset)
-    state.emit(fx.Answered(command, [fx.Obeyed(*where, outcome, detail)]))
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -251,11 +145,10 @@ class Commands:
         if target.offset is not None:
             if partition.exports_record(target.offset):
                 return _refused(partition, command, _EXPORTED)
-            redo = command.action == "redo"
-            return (self._redo if redo else self._record)(partition, command, target.offset)
+            return self._record(partition, command, target.offset)
         if target.key in partition.exports:
             return _refused(partition, command, _EXPORTED)
-        if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
+        if partition.handler.spec.ordering != KEY or target.key is None:
             what = "its handler is not ordered by key: name records, or give --where"
             return _refused(partition, command, what)
         if command.action == "skip":
@@ -308,10 +201,6 @@ class Commands:
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """The records of a lane in order; exactly_once: without those that it has passed."""
-        undone = self._undone_of_lane(partition, key)
-        return with_redone(partition, key, undone) if partition.redone else undone
-
-    def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         works = (work for work in self._all_of_lane(partition, key) if work.state != states.PENDING)
         return iter(_in_turn(list(works))) if partition.handler.exact else works
 
@@ -349,48 +238,6 @@ class Commands:
                 return _row(partition, command, "unchanged", "the hold is over already")
             return self._hold(partition, command, work, by)
         return self._proceed(partition, command, work)
-
-    def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
-        """Handle a finished record again; answered when its call has ended."""
-        record, what = command.record, self._why_not_again(partition, command, offset)
-        if what or record is None:
-            return _refused(partition, command, what)
-        undone = self._undone_of_lane(partition, partition.lanes.key_of(record))
-        first = next((one for one in undone if not _left_lane(one)), None)
-        if first is not None and first.state in (states.RETRYING, states.PARKED):
-            waits = RECORD_NAMES[first.state]
-            what = f"offset {first.record.offset} of its key goes first, and is {waits}"
-            return _refused(partition, command, what)
-        if command.dry:
-            return _row(partition, command, "redone", "it is done, and handled again")
-        if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
-            partition.lanes.put_back([first])  # its batch had not started: both join one
-        if put_redo(partition, command, record, first):
-            return None
-        return _refused(partition, command, _UNDER_WAY.format("behind another record of its key"))
-
-    def _why_not_again(self, partition: Partition, command: Command, offset: int) -> str:
-        """Why the record cannot be handled again now, whatever its lane does; empty if it can."""
-        spec, lanes, record = partition.handler.spec, partition.lanes, command.record
-        if spec.delivery == AT_MOST_ONCE:
-            return (
-                f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
-                "produce the record again, or perkey dlq replay its letter"
-            )
-        if partition.handler.exact and partition.memory.barred:
-            return "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
-        if not _is_done(partition, offset):
-            retry = "it is not done: perkey record retry is the command for it"
-            return _past_end(partition, offset) or retry
-        if partition.state != states.OPEN or self._state.stop_mode is not None:
-            return "this member is about to leave: ask the next owner"
-        if record is None:
-            return "it is not in its topic (any more)"
-        if any(work.record.offset == offset for work in partition.redone):
-            return _UNDER_WAY.format("handled again")
-        if lanes.key_of(record) in lanes.occupied:
-            return _UNDER_WAY.format("behind a call of an earlier epoch")
-        return "" if hold_of(self._state, partition, record) is None else HELD
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """A record that is only remembered, or not fetched at all yet."""

@@ -198,27 +198,16 @@ class Plans:
             if cut is None:
                 return None
             item = cut
-        return self._with_rider(item) if partition.memory or partition.redone else item
+        return self._with_rider(item) if partition.memory else item
 
     def _with_rider(self, item: fx.PlanItem) -> fx.PlanItem:
-        """Add behind the map what is remembered of single records, as far as there is room.
-
-        Before it a mark, if all claims are of records that are handled again: offsets and map are
-        the same as in the commit before, but the outcome of the transaction must be visible.
-        Without room for the mark they wait, except those of a batch, whose outputs others share.
-        """
+        """Add behind the map what is remembered of single records, as far as there is room."""
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
         claimed, chars = {work.offset for work in item.claims}, len(item.metadata)
         away = partition.offsets.incomplete if partition.offsets.shelved else ()
         limit_chars = 0 if memory.barred else commit.map_limit
         carrier = Carrier(item.frontier, item.metadata, limit_chars)
-        redone = [
-            partition.redone[one].command.id for one in item.claims if one in partition.redone
-        ]
-        only = len(redone) == len(item.claims) > 0
-        if only and not carrier.mark(" ".join(redone)):
-            item = item._replace(claims=[work for work in item.claims if work.call is not None])
         entries = memory.entries(
             partition.position, claimed, state.now, state.wall_s, away, carrier.room_bytes
         )

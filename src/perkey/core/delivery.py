@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.commands import hold_back, redo_handled
+from perkey.core.commands import hold_back
 from perkey.core.lanes import unfollow
 from perkey.core.partition import begin
 
@@ -296,10 +296,6 @@ class ExactlyOnce(AtLeastOnce):
         """The transaction is committed: they are done."""
         plain = 0
         for work in claims:
-            if partition.redone and work in partition.redone:
-                redo_handled(self._state, work)
-                self._state.report(work, "done", None, work.outputs or ())
-                continue
             partition.pending_done(work)
             if work.failure is None and not self._state.reporting:
                 plain += 1

@@ -164,8 +164,7 @@ class Obeyed(NamedTuple):
     partition: int
     #: -1 for a lane without a record
     offset: int
-    #: "held", "released", "retried", "skipped", "redone";
-    #: "failed", "unchanged", "refused", "not here", "lost"
+    #: "held", "released", "retried", "skipped", "unchanged", "refused", "not here", "lost"
     outcome: str
     #: the reason, in one line
     detail: str
@@ -174,7 +173,7 @@ class Obeyed(NamedTuple):
 class Answered(NamedTuple):
     """The answer to a command.
 
-    For a skip it comes when its commit is stored, for a redo when its call has ended.
+    For a skip it comes when its commit is stored.
     """
 
     command: Command

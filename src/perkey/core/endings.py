@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from perkey.codec import Remembered
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.commands import hold, hold_back, hold_behind, hold_of, redo_failed, redo_handled
+from perkey.core.commands import hold, hold_back, hold_behind, hold_of
 from perkey.core.events import Failed, Returned
 from perkey.core.lanes import unfollow
 from perkey.core.memory import longest_s
@@ -77,10 +77,7 @@ class Endings:
         for work in others:  # late, or of a delivery that needs more
             if work.state == states.RUNNING:
                 work.partition.call_ended()
-                if work in work.partition.redone:
-                    redo_handled(state, work)
-                else:
-                    self._delivery(work).handled(work, report=False)
+                self._delivery(work).handled(work, report=False)
             else:
                 self._late(work)
         if state.reporting:
@@ -125,7 +122,7 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        may_again = work not in work.partition.redone and self._delivery(work).refused(work)
+        may_again = self._delivery(work).refused(work)
         if work.state != states.RUNNING or not isinstance(ending, Failed) or not may_again:
             self._ended(ending)
             return
@@ -172,7 +169,7 @@ class Endings:
         """
         count = getattr(work.outputs, "records", 0)
         work.outputs = None
-        if work in work.partition.redone or not self._delivery(work).refused(work):
+        if not self._delivery(work).refused(work):
             self._failed(work, Failed(work, error))  # final, which keeps the lane's order
             return
         behind = ordered and count > 0 and unfollow(work)
@@ -218,10 +215,6 @@ class Endings:
 
     def handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
-        if work in work.partition.redone:
-            redo_handled(self._state, work)
-            self._state.report(work, "done", None, work.outputs or ())
-            return
         self._state.finished_since_commit += 1
         self._delivery(work).handled(work)
 
@@ -279,14 +272,10 @@ class Endings:
         self._continue(work, failure)
 
     def _failed(self, work: Work, failed: Failed) -> None:
-        redone = work in work.partition.redone
-        if failed.away and not redone and not self._state.outages.is_charged(work):
+        if failed.away and not self._state.outages.is_charged(work):
             self._waits(work, failed)
             return
         failure = self._attempt_failed(work, failed.error)
-        if redone:
-            redo_failed(self._state, work, failed.error)
-            return
         allowed, braked = work.retry.attempts, work.partition.handler.flood is not None
         spent = allowed is not None and failure.attempts - failure.shared >= allowed
         if not (failed.final or spent):

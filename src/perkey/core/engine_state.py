@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.budgets import budgets_of, divide
-from perkey.core.commands import lose_redos
 from perkey.core.commits import CommitState
 from perkey.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from perkey.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
@@ -178,12 +177,11 @@ class EngineState:
             divide(self)
 
     def find(self, topic: str, number: int, offset: int) -> Work | None:
-        """A record that is not done, or is handled again."""
+        """A record that is not done."""
         partition = self.partitions.get((topic, number))
         if partition is None:
             return None
-        work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
-        return work or next((one for one in partition.redone if one.offset == offset), None)
+        return partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
 
     def claim(self, work: Work) -> None:
         """The record's next step waits for the next commit of its partition."""
@@ -334,7 +332,6 @@ class Epochs:
         self._batching.forget(partition)
         self._state.retries.forget()
         self._state.orphan(partition.where, running)
-        lose_redos(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
             self._state.emit(fx.Answered(command, [lost]))

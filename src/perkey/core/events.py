@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from perkey.policies import Batch, Brake, Budget, Commit, Hold, OnExhausted, Park, Retry
-from perkey.types import DeliveryName, ErrorInfo, Ordering, Record, Sent
+from perkey.types import DeliveryName, ErrorInfo, Ordering, Sent
 
 if TYPE_CHECKING:
     from perkey.codec import Remembered
@@ -239,7 +239,7 @@ AS_DECLARED = Tuning()
 
 # -- commands to lanes and records -----------------------------------------------------------------
 
-Action = Literal["hold", "release", "retry", "skip", "redo"]
+Action = Literal["hold", "release", "retry", "skip"]
 
 
 class Target(NamedTuple):
@@ -260,8 +260,6 @@ class Command(NamedTuple):
     #: "hold": its end, in UNIX seconds
     until_s: float = 0.0
     reason: str = ""
-    #: "redo": as read from the log; None: the log does not have it any more
-    record: Record | None = None
     #: the sender's name, as given
     claimed_by: str = ""
     #: a dry run: only the answer, nothing changes

@@ -169,30 +169,6 @@ class Lanes:
             self._uncharge(work, work.charge)
             work.charge = None
 
-    def put_behind(self, before: Work, work: Work) -> None:
-        """Insert a record that is handled again directly after this one."""
-        work.next, before.next = before.next, work
-        key = self.key_of(work.record)
-        if self.tails.get(key) is before:
-            self.tails[key] = work
-        if before.charge is not None:
-            self._charge(work, before.charge)
-
-    def put_first(self, work: Work, head: Work | None) -> bool:
-        """Make it the first that may start; False if the head of its lane waits elsewhere."""
-        key = self.key_of(work.record)
-        if head is None:
-            if not isinstance(key, int):
-                self.tails[key] = work
-        elif self.is_aside(head) or not self.take_out(head):
-            return False
-        if head is not None:
-            work.next = head
-            if head.charge is not None:
-                self._charge(work, head.charge)
-        self.ready.appendleft(work)
-        return True
-
     # -- leaving -----------------------------------------------------------------------------------
 
     def take(self, most: int) -> list[Work]:
@@ -253,11 +229,7 @@ class Lanes:
         last, following = head, head.next
         while following is not None:
             fresh = following.state == states.QUEUED and following.failure is None
-            elsewhere = (
-                follows(following)
-                or following in self.behind
-                or following in following.partition.redone
-            )
+            elsewhere = follows(following) or following in self.behind
             if not fresh or elsewhere:
                 last = following
             following = following.next
@@ -431,13 +403,6 @@ class Lanes:
 def follows(work: Work) -> bool:
     """Whether it waits for an unfinished record of its lane in the same batch."""
     return work.call is not None and work in work.call.order
-
-
-def last_of_call(work: Work) -> Work:
-    """The last record of its lane in its batch; itself in a call of one record."""
-    while work.next is not None and follows(work.next):
-        work = work.next
-    return work
 
 
 def unfollow(work: Work) -> bool:

@@ -120,11 +120,10 @@ class Shelves:
             self.later.add(work)
             return
         record, key = work.record, lanes.key_of(work.record)
-        if work not in self._partition.redone:  # a finished record may differ from the log's
-            freed = max(0, work.size - failure.charged - len(record.key or b""))
-            work.record = record._replace(value=None, headers=(), prefetched=None)
-            self.bare[work] = freed
-            self._partition.resize(work, -freed)
+        freed = max(0, work.size - failure.charged - len(record.key or b""))
+        work.record = record._replace(value=None, headers=(), prefetched=None)
+        self.bare[work] = freed
+        self._partition.resize(work, -freed)
         if isinstance(key, int):
             return  # without a key: it orders with nothing
         shelf = lanes.shelves.get(key)

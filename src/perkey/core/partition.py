@@ -15,7 +15,6 @@ from perkey.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, 
 from perkey.types import Record, TopicPartition
 
 if TYPE_CHECKING:
-    from perkey.core.commands import Redo
     from perkey.core.commits import CommitState
     from perkey.core.memory import Memory
     from perkey.core.offsets import Offsets, Snapshot
@@ -67,8 +66,6 @@ class Partition:
     exports: dict[LaneKey, Export] = field(default_factory=dict)
     #: bytes of all records it holds
     bytes: int = 0
-    #: finished records that are handled again; offsets and commits do not know them
-    redone: dict[Work, Redo] = field(default_factory=dict)
     #: exactly_once: bytes of outputs that wait for a transaction
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
@@ -124,13 +121,6 @@ class Partition:
         self.bytes += sum([work.size for work in works])
         return works[0] if works else None
 
-    def admit_redone(self, work: Work, why: Redo) -> None:
-        """Put a finished record into its lane again."""
-        self.redone[work] = why
-        self.bytes += work.size
-        self.handler.divert(1)
-        self.handler.enlist(self)
-
     # -- calls -----------------------------------------------------------------------------------
 
     def call_ended(self) -> None:
@@ -152,17 +142,6 @@ class Partition:
         self.offsets.done(work.offset)
         work.state = states.DONE
         if self.lanes.leave(work) and not self.listed:
-            self.handler.enqueue(self)
-
-    def redo_ended(self, work: Work) -> None:
-        """Its call has ended; its offset was done all the time."""
-        del self.redone[work]
-        self.bytes -= work.size
-        self.drop_outputs(work)
-        left = work.state == states.PENDING  # its lane has continued already
-        work.move(states.DONE)
-        self.handler.divert(-1)
-        if not left and self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
 
     def pending_done(self, work: Work) -> None:
@@ -221,8 +200,6 @@ class Partition:
         Once per turn (`looked`) is enough: nothing is done within one. `taken`: how many others
         start in this turn before it. `spend`: it starts now, and takes its room.
         """
-        if work in self.redone:
-            return True  # the map has it
         offset = work.offset
         room = self.reach.take_room if spend else self.reach.has_room
         if room(offset):
@@ -297,8 +274,7 @@ class Partition:
 
     def remember(self, work: Work) -> None:
         """Something of an unfinished record has changed: the next commit contains it."""
-        if work not in self.redone:
-            self.memory.keep(work)
+        self.memory.keep(work)
 
     def retried(self, work: Work) -> None:
         """Its delay, or its hold, is over: it is queued again."""
@@ -352,7 +328,6 @@ class Partition:
         self.offsets.incomplete.clear()
         self.offsets.shelved = 0
         self.lanes.clear()
-        self.redone.clear()
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
@@ -428,7 +403,7 @@ class Partition:
 
     def works(self) -> list[Work]:
         """Every unfinished record of the epoch."""
-        return [*self.offsets.works(), *self.commit.marked.values(), *self.redone]
+        return [*self.offsets.works(), *self.commit.marked.values()]
 
     @property
     def buffered(self) -> int:

@@ -369,16 +369,12 @@ class Outages:
         return works
 
     def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
-        """These start: if a probe is due, the first of them that may is the probe."""
-        for work in works:
-            if work not in work.partition.redone:  # an operator has requested a redo
-                self.began(handler, work)
-                break
+        """These start: if a probe is due, the first of them is the probe."""
+        if works:
+            self.began(handler, works[0])
 
     def goes(self, handler: Handler, work: Work) -> bool:
         """Whether it may start, apart from the whole handler; otherwise it has been put aside."""
-        if work in work.partition.redone:
-            return True
         value = self._value_of(work)
         outage = None if value is WHOLE else handler.outages.get(value)
         if outage is None:

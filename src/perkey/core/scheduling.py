@@ -45,7 +45,7 @@ class Handler:
     __slots__ = (
         "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
         "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages",
-        "parked", "plain", "redone", "remembers", "retries", "rotation", "short_of_room", "skipped",
+        "parked", "plain", "remembers", "retries", "rotation", "short_of_room", "skipped",
         "slots", "spec", "standing", "superseded", "timed", "valve",
     )  # fmt: skip
 
@@ -53,10 +53,8 @@ class Handler:
         self.index = index
         self.spec = spec
         self.name = spec.name
-        #: `HandlerSpec.plain`, now
+        #: as in its spec; here for the hot path
         self.plain = spec.plain
-        #: records that are handled again: meanwhile none is `plain`
-        self.redone = 0
         #: whether outputs and offsets go into transactions
         self.exact = spec.exact
         #: whether attempts and parked records survive the epoch
@@ -127,11 +125,6 @@ class Handler:
     def timeout_s(self) -> float | None:
         """The time-out of one attempt, as declared or set by a command; any thread."""
         return self.slots.timeout_s
-
-    def divert(self, count: int) -> None:
-        """This many more, or fewer, records are handled again."""
-        self.redone += count
-        self.plain = self.spec.plain and not self.redone
 
     # -- the rotation ----------------------------------------------------------------------------
 

@@ -328,7 +328,7 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
     offsets = []
     work: Work | None = head
     while work is not None:
-        if work.state not in (states.QUEUED, states.PARKED) or work in partition.redone:
+        if work.state not in (states.QUEUED, states.PARKED):
             return None
         offsets.append(work.offset)
         work = behind(work)

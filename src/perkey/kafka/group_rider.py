@@ -24,9 +24,9 @@ ANSWER_S = 10.0
 OFFSETS_S = 20.0
 #: free bytes of a rider whose next entry, of up to 15 bytes, had no room; texts are rounded down
 FULL_CHARS = 4096 - 16
-#: the same for a text without a rider, where a map and the mark of a redo with exactly_once (16
-#: bytes) leave no room for a first entry of up to 29 bytes with its frame, and for the frame of
-#: the map itself, which takes 10 more if the map is not compressed yet
+#: the same for a text without a rider, where the map leaves no room for a first entry of up to 29
+#: bytes with its frame, and for the frame of the map itself, which takes 10 more if the map is not
+#: compressed yet
 BARE_CHARS = 4096 - 52
 
 

@@ -3,9 +3,6 @@
 Two members may handle one record concurrently, while a partition moves. Both find no id, both
 write, and the second insert violates the primary key: its transaction is rolled back and the record
 counts as done, because it is.
-
-A record that `perkey redo` handles again is handled although its id exists. Its row is replaced in
-the transaction of its writes, so a crash leaves both as they were.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from perkey.ledger import table
 from perkey.ledger.engines import guarded, make_async_engine, make_engine, pool_size
 from perkey.ledger.policy import SqlLedger
 from perkey.policies import is_c_text
-from perkey.types import Committed, Record, Redone
+from perkey.types import Committed, Record
 
 _log = logging.getLogger("perkey")
 
@@ -125,15 +122,12 @@ class LedgerRun:
             rows = self._rows(records)
             try:
                 with engine.begin() as connection:
-                    found = connection.execute(table.known(_keys(rows)))
-                    left, replaced = self._left(records, rows, found)
+                    left = self._left(rows, connection.execute(table.known(_keys(rows))))
                     if not left:
                         return
                     with guarded(connection) as tx:
                         _no_outputs(function(_only(argument, left), tx))
-                    if replaced:
-                        connection.execute(table.forget(replaced))
-                    connection.execute(*table.remember(_unique(rows, left)))
+                    connection.execute(*table.remember([rows[place] for place in left]))
             except IntegrityError:
                 if not _may_clash(records):
                     raise
@@ -154,15 +148,12 @@ class LedgerRun:
             rows = self._rows(records)
             try:
                 async with engine.begin() as connection:
-                    found = await connection.execute(table.known(_keys(rows)))
-                    left, replaced = self._left(records, rows, found)
+                    left = self._left(rows, await connection.execute(table.known(_keys(rows))))
                     if not left:
                         return
                     with guarded(connection) as tx:
                         _no_outputs(await function(_only(argument, left), tx))
-                    if replaced:
-                        await connection.execute(table.forget(replaced))
-                    await connection.execute(*table.remember(_unique(rows, left)))
+                    await connection.execute(*table.remember([rows[place] for place in left]))
             except IntegrityError:
                 if not _may_clash(records):
                     raise
@@ -173,25 +164,16 @@ class LedgerRun:
 
         return handle
 
-    def _left(
-        self, records: Sequence[Record], rows: Sequence[_Row], found: Any
-    ) -> tuple[list[int], list[tuple[str, str]]]:
-        """Which of the records to handle, and their ids that are in the ledger.
-
-        Those that are not in it, a batch's own duplicates once, and all of `perkey redo`.
-        """
-        stored = {tuple(row) for row in found}
-        seen, left, replaced = set(stored), [], []
-        for index, (record, (scope, one, _)) in enumerate(zip(records, rows, strict=True)):
-            redone = isinstance(record, Redone)
-            if (scope, one) in seen and not redone:
+    def _left(self, rows: Sequence[_Row], found: Any) -> list[int]:
+        """Which of the records are not in the ledger; a batch's own duplicates count once."""
+        seen, left = {tuple(row) for row in found}, []
+        for index, (scope, one, _) in enumerate(rows):
+            if (scope, one) in seen:
                 self._count(1)
-                continue
-            if (scope, one) in stored:
-                replaced.append((scope, one))
-            seen.add((scope, one))
-            left.append(index)
-        return left, replaced
+            else:
+                seen.add((scope, one))
+                left.append(index)
+        return left
 
     def _count(self, repeats: int) -> None:
         with self._lock:
@@ -242,9 +224,9 @@ def _may_clash(records: Sequence[Record]) -> bool:
     """Whether the reason may be that another member has stored the id, and its writes, meanwhile.
 
     Its writes may break a constraint of the handler's tables first. A batch is retried and then
-    finds the stored ids; a redo has failed.
+    finds the stored ids.
     """
-    return len(records) == 1 and not isinstance(records[0], Redone)
+    return len(records) == 1
 
 
 def _only(argument: Any, left: list[int]) -> Any:
@@ -256,11 +238,6 @@ def _only(argument: Any, left: list[int]) -> Any:
 
 def _keys(rows: Sequence[_Row]) -> list[tuple[str, str]]:
     return [(scope, one) for scope, one, _ in rows]
-
-
-def _unique(rows: Sequence[_Row], places: Sequence[int]) -> list[_Row]:
-    """The rows at these indexes; an id that occurs twice in a batch is one row."""
-    return list({rows[place][:2]: rows[place] for place in places}.values())
 
 
 def _no_outputs(returned: Any) -> None:

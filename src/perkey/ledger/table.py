@@ -77,13 +77,6 @@ def remember(rows: list[tuple[str, str, int | None]]) -> tuple[Any, list[dict[st
     ]
 
 
-def forget(ids: list[tuple[str, str]]) -> Any:
-    """The statement that removes these (scope, id)."""
-    from sqlalchemy import tuple_
-
-    return delete(LEDGER).where(tuple_(LEDGER.c.scope, LEDGER.c.id).in_(ids))
-
-
 def prune_passed(scope: str, frontier: int, before: float) -> Any:
     """Old offsets behind the frontier, which are not delivered again."""
     return delete(LEDGER).where(

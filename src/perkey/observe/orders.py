@@ -16,8 +16,13 @@ from perkey.where import FIELDS, Kind, parse
 
 RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
 #: actions on lanes and single records
-RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip", "redo")
+RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip")
 ACTIONS: Final = (*RUN_ACTIONS, *RECORD_ACTIONS)
+#: actions of earlier releases -> what replaces them
+RETIRED: Mapping[str, str] = {
+    "redo": "it is retired: `perkey dlq replay TOPIC` sends dead letters back, and `perkey replay "
+    "module:app` handles a range of a topic again",
+}
 #: an action of the page only: it changes nothing, and no engine takes part
 EXPORT: Final = "export"
 #: most records of one command
@@ -100,6 +105,8 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
     if unknown:
         _refuse(f"a command has no field {unknown[0]!r:.60}")
     action = given.get("action")
+    if isinstance(action, str) and action in RETIRED:
+        _refuse(f"action {action!r}: {RETIRED[action]}")
     if action not in actions:
         _refuse(f"action {action!r:.60} is not known: one of {', '.join(actions)}")
     mode, dry_run = given.get("mode", "in_flight"), given.get("dry_run", False)
@@ -118,8 +125,6 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
         meant = (key is not None) + bool(records) + (where is not None)
         if topic is None or handler is not None or meant != 1:
             _refuse(f"{action} takes a topic, and one of key, records, where")
-        if action == "redo" and not records:
-            _refuse("redo takes records, no key and no where")
     elif action == EXPORT:
         if (
             topic is None

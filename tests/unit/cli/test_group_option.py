@@ -26,7 +26,6 @@ COMMANDS = [
     ["key", "hold", "--topic", "t", "--key", "k", *WHY],
     ["key", "export", "--topic", "t", "--key", "k"],
     ["record", "export", "t:0:1"],
-    ["redo", "t:0:1"],
     ["pause", *WHY],
     ["stop", *WHY],
     ["control", "log"],

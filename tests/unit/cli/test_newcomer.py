@@ -65,6 +65,8 @@ def test_a_list_of_commands_has_whole_sentences(capsys, words):
         (("start", "app:app"), "choose one of run, broker, offsets,"),
         (("broker", "start"), "choose one of up, down, status;"),
         (("dlq", "list"), "choose one of replay, ls, show, stats;"),
+        (("redo", "orders:2:17"), "command 'redo': it is retired: `perkey dlq replay TOPIC` sends"),
+        (("record", "redo", "orders:2:17"), "and `perkey replay module:app` handles a range of"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )

@@ -9,7 +9,6 @@ from perkey.codec import Remembered
 from perkey.core import effects as fx
 from perkey.core.events import Command, Failed, HandlerSpec, Target
 from perkey.policies import Retry
-from perkey.types import Record
 
 LANE, RECORD = Target("t", b"k"), Target("t", None, 0, 0)
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
@@ -112,10 +111,9 @@ def made(make_desk):
 
 
 def answers(desk, action, target, *, dry: bool = False):
-    """Outcome and offset of each row; those of a skip or redo once they came."""
-    record = Record("t", 0, 0, 1, b"k", b"v", ())
+    """Outcome and offset of each row; those of a skip once they came."""
     until_s = UNIX_S + desk.now + 10.0
-    command = Command(action, target, "1", until_s, "a reason", record, dry=dry)
+    command = Command(action, target, "1", until_s, "a reason", dry=dry)
     desk.do("obey", [command], UNIX_S + desk.now)
     for _ in range(5):
         found, works = step(desk)
@@ -132,7 +130,7 @@ def answers(desk, action, target, *, dry: bool = False):
 @pytest.mark.parametrize(
     ("action", "target"),
     [
-        *((action, RECORD) for action in ("hold", "release", "retry", "skip", "redo")),
+        *((action, RECORD) for action in ("hold", "release", "retry", "skip")),
         *((action, LANE) for action in ("hold", "release", "retry")),
     ],
 )

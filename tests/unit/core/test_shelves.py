@@ -245,26 +245,6 @@ def test_what_comes_back_is_given_up_with_its_bytes() -> None:
     assert letter.work.record.value == b"v"
 
 
-def test_a_held_record_that_is_handled_again_keeps_its_bytes() -> None:
-    """It is done: the log need not have it any more. What is behind it is put away."""
-    desk = Parking()
-    desk.poll(desk.part, 0, key=b"k", size=SIZE)
-    desk.do("calls_ended", desk.started(), [])
-    desk.do("halt", "test", on=True)
-    desk.poll(desk.part, 1, 2, key=b"k", size=SIZE)
-    record = Record("t", 0, 0, 0, b"k", b"v")
-    redo = Command("redo", Target("t", None, 0, 0), reason="test", record=record)
-    hold = Command("hold", Target("t", b"k"), until_s=5.0, reason="test")
-    desk.do("obey", [redo, hold], 0.0)
-    assert desk.part.offsets.shelved == 2
-    desk.do("halt", "test", on=False)
-    desk.pass_time(6.0)
-    (work,) = desk.started()
-    assert (work.record.offset, work.record.value) == (0, b"v")
-    desk.do("calls_ended", [work], [])
-    assert desk.asked() == [1, 2]
-
-
 def test_lanes_of_their_own_are_put_away_one_by_one() -> None:
     """Without an order each record is a head."""
     desk = Parking(HandlerSpec("h", ordering=UNORDERED, retry=Retry(attempts=1)))

@@ -51,8 +51,10 @@ def test_an_order_travels_as_json():
         ({"action": "set", "settings": {"concurrency": 5}}, "give handler, not topic"),
         ({"action": "set", "topic": None, "settings": [1]}, "settings is a JSON object"),
         ({"action": "set", "topic": None, "settings": {"x": 1}}, "x cannot be set: one of"),
-        ({"action": "redo", "key": "k"}, "redo takes records, no key and no where"),
-        ({"action": "redo", "where": 'key == "k"'}, "redo takes records, no key and no where"),
+        (
+            {"action": "redo", "records": [[0, 1]]},
+            "action 'redo': it is retired: `perkey dlq replay",
+        ),
         ({"action": "hold"}, "one of key, records, where"),
         ({"action": "hold", "key": "k", "where": 'key == "k"'}, "one of key, records, where"),
         ({"action": "hold", "where": "key = 1"}, "key ^= 1"),

@@ -154,6 +154,14 @@ def test_what_is_no_command_is_counted_and_passed_over(group, caplog):
     assert caplog.text.count("command record refused") == 2
 
 
+def test_a_retired_command_is_one_line_that_names_what_replaces_it(group, caplog):
+    """An earlier build wrote it to the topic; no record is handled again."""
+    run = group.start()
+    group.write(order("redo", topic="a", records=((0, 1),)))
+    wait_for(lambda: run.snapshot()["control"]["refused"] == 1)
+    assert "action 'redo': it is retired: `perkey dlq replay TOPIC`" in caplog.text
+
+
 def test_a_topic_that_cannot_be_read_is_said(group, monkeypatch):
     """What is in force holds; why names the topic and the reason; then it is read again."""
     run = group.start()

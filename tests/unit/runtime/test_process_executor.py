@@ -413,7 +413,7 @@ def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
 
 @pytest.mark.parametrize("how", ["done", "outputs", "batch", "acked"])
 def test_a_record_that_is_handled_has_killed_no_worker(office: Any, how: str) -> None:
-    """A later death over it, after a rebalance or a redo, is its first again."""
+    """A later death over it, after a rebalance, is its first again."""
     batch = perkey.Batch(max_records=1, linger_s=0, ack="explicit" if how == "acked" else "all")
     more = {"batch": batch} if how in ("batch", "acked") else {}
     desk = office(retry=perkey.Retry(attempts=50, delay_s=0), **more)

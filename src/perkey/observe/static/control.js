@@ -5,13 +5,13 @@ import { h } from "./drawing.js";
 const $ = (id) => document.getElementById(id);
 const WORDS = {
   pause: "Pause", resume: "Resume", set: "Set", hold: "Hold", release: "Release", retry: "Retry now", skip: "Skip",
-  redo: "Redo", export: "Export",
+  export: "Export",
 };
 // Commands with a time; what a record offers where it is.
 const TIMED = ["pause", "set", "hold"];
 const OFFERED = {
   parked: ["release", "skip", "export"], on_hold: ["release", "skip", "export"], retrying: ["retry", "hold", "skip", "export"],
-  ready: ["hold"], done: ["redo"],
+  ready: ["hold"],
 };
 const same = (one, other) => (one ?? null) === (other ?? null);
 let order = null;

@@ -23,7 +23,6 @@ from perkey.options import CONCURRENCY_MAX, THREADS_MAX
 from perkey.runtime.logs import event
 from perkey.runtime.run.record_control import (
     NAMED_MAX,
-    fetched,
     meant_by,
     obeyed_by,
     summary,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from perkey.routing import Routes
     from perkey.runtime.handling import HandlerPlan
     from perkey.runtime.member.member import Member
-    from perkey.types import Record, StopMode
+    from perkey.types import StopMode
 
 #: outcome, detail, until, rows: see `Answer`
 _Done = tuple[str, str, float | None, Sequence[Mapping[str, Any]]]
@@ -134,11 +133,8 @@ class Control:
         until = self._time() + order.for_s
         try:
             meant = None if order.where is None else meant_by(member, order, self._reader)
-            found: Mapping[tuple[int, int], Record] = {}
-            if order.action == "redo":
-                found = fetched(member, order, self._time(), self._reader)
             targets = targets_of(order) if meant is None else list(meant)
-            obeyed = partial(obeyed_by, member, order, unix_s=self._time(), found=found)
+            obeyed = partial(obeyed_by, member, order, unix_s=self._time())
             firsts = order.action == "skip" and not order.records
             rows: list[dict[str, Any]] = []
             if order.dry_run or firsts:

@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perkey.account.finding import Undone, count_key, find, find_key, undone_of, works_of
+from perkey.account.finding import Undone, count_key, find, undone_of, works_of
 from perkey.account.shown import counted
 from perkey.core import effects as fx
 from perkey.core import states
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perkey.runtime.member.member import Member
     from perkey.types import Record
 
-#: a skip is final when its commit is stored, a redo when its call has ended
+#: a skip is final when its commit is stored
 ANSWER_S = 10.0
 #: most records that a line names
 NAMED_MAX = 5
@@ -35,27 +35,12 @@ NAMED_MAX = 5
 LOOK_MAX = 50
 #: the same without details; also the commands obeyed in one visit
 OBEY_MAX = 1_000
-BAD = ("refused", "failed", "lost", "no answer")
+BAD = ("refused", "lost", "no answer")
 NOT_HERE = "not here"
-#: of `perkey.account.finding`
-DONE = "done"
 _numbers = itertools.count()
 
 Row = dict[str, Any]
 T = TypeVar("T")
-
-
-def fetched(
-    member: Member, order: Order, unix_s: float, reader: Callable[[], LogReader]
-) -> dict[tuple[int, int], Record]:
-    """Read done records from the log. ConfigError if it cannot be read."""
-    rows = looked_at(member, order, unix_s)
-    places = {
-        (str(order.topic), one["partition"], one["offset"]) for one in rows if one["detail"] == DONE
-    }
-    if not places:
-        return {}
-    return {(one.partition, one.offset): one for one in _read(reader, places)}
 
 
 def targets_of(order: Order) -> list[Target]:
@@ -163,14 +148,10 @@ def obeyed_by(
     targets: Iterable[Target],
     until: float,
     unix_s: float,
-    found: Mapping[tuple[int, int], Record],
     *,
     dry: bool = False,
 ) -> list[Row]:
-    """The engine's answers for each target; InternalError if it has failed.
-
-    `found`: records to handle again, by partition and offset.
-    """
+    """The engine's answers for each target; InternalError if it has failed."""
     prefix = f"{order.id}.{next(_numbers)}"
     commands = [
         Command(
@@ -179,7 +160,6 @@ def obeyed_by(
             f"{prefix}.{number}",
             until,
             order.reason,
-            found.get((target.partition or 0, target.offset or 0)),
             order.claimed_by,
             dry,
         )
@@ -212,12 +192,9 @@ def obeyed_by(
 
 def _late(command: Command) -> Row:
     target = command.target
-    what = f"its commit is not stored after {ANSWER_S:.0f} s"
-    if command.action == "redo":
-        what = f"it is not over after {ANSWER_S:.0f} s, and continues: the app's log has the answer"
     return {
         "topic": target.topic, "partition": target.partition, "offset": target.offset,
-        "outcome": "no answer", "detail": what,
+        "outcome": "no answer", "detail": f"its commit is not stored after {ANSWER_S:.0f} s",
     }  # fmt: skip
 
 
@@ -270,29 +247,6 @@ def would_be(
     elif meant is not None:
         count = f"{counted(len(here), 'record')} of {counted(len(meant), 'key')} match here"
     return [*shown, *rows[RECORDS_MAX:]], count
-
-
-def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
-    """The records that a command would affect, and where they are."""
-    topic, found = str(order.topic), list[Row]()
-    if (key := _key_bytes(order)) is not None:
-        found = member.door.call(
-            lambda engine, now: find_key(engine, now, unix_s - now, key, topic)
-        )
-    for some in _slices(order.records, LOOK_MAX):
-        found += member.door.call(
-            lambda engine, now, some=some: [  # type: ignore[misc]  # bound here
-                find(engine, now, unix_s - now, topic, *one) for one in some
-            ]
-        )
-    return [
-        {
-            "topic": topic, "partition": one["partition"], "offset": one["offset"],
-            "outcome": NOT_HERE if one["place"] == "elsewhere" else "would",
-            "detail": one["place"] + (f", key {one['key']}" if one.get("key") else ""),
-        }
-        for one in found
-    ]  # fmt: skip
 
 
 def summary(
