@@ -7,6 +7,7 @@ import random
 from perkey.codec import Remembered, rider, wire, with_rider, zstd
 from perkey.core import effects as fx
 from perkey.core.events import Action, Command, Target
+from perkey.core.partition import Partition
 from perkey.testing.memory import OffsetAndMetadata
 from simulators.core.dice import Dice
 from simulators.core.ledger import Life
@@ -34,9 +35,37 @@ def command(world: World, dice: Dice) -> None:
     target = Target(source.tp[0], key, source.tp[1], offset)
     until_s = UNIX_S + world.now + dice.pick((-1.0, 0.5, 3.0, 20.0))
     order = Command(dice.pick(ACTIONS), target, str(world.step), until_s, "drawn")
-    world.ordered(order, member.parts.get(source.tp))
+    world.orders.append(order)
     for _ in range(dice.pick((1, 1, 2))):
         obey(world, member, order)
+
+
+def repeat(world: World, dice: Dice) -> None:
+    """An owner obeys an earlier command, which it or the owner before has obeyed as well.
+
+    S18: that changes nothing twice, and charges no attempt.
+    """
+    known = [
+        (order, member, part)
+        for order in world.orders
+        for member in world.members.values()
+        if (part := member.parts.get((order.target.topic, order.target.partition or 0))) is not None
+    ]
+    if not known:
+        return
+    order, member, part = dice.pick(known)
+    world.oracle.stats["obeyed again"] += 1
+    before = _attempts(part, order)
+    obey(world, member, order)
+    after = _attempts(part, order)
+    require(after in (before, 0), "S18", f"{order}: {before} attempts are {after} by it")
+
+
+def _attempts(part: Partition, order: Command) -> int:
+    offset = order.target.offset
+    work = None if offset is None else part.offsets.incomplete.get(offset)
+    failure = None if work is None else work.failure
+    return 0 if failure is None else failure.attempts - failure.shared
 
 
 def obey(world: World, member: Member, command: Command) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from perkey.codec import Remembered
 from perkey.core import commands
+from perkey.core import effects as fx
 from perkey.core.commands import Commands
 from perkey.core.commits import Commits
 from perkey.core.endings import Endings
+from perkey.core.events import Command
 from perkey.core.memory import Memory
 from perkey.core.partition import Partition
 from perkey.core.work import HeldBy, Work
@@ -96,3 +98,51 @@ def _an_answer_counts_twice(original: Any) -> Any:
         original(self, answer)
 
     return decided
+
+
+@mutant(Commands, "_skip", "S18", first_seed=profiles.REPEATED)
+def _skipped_before_it_is_stored(original: Any) -> Any:
+    def skip(self: Commands, partition: Any, command: Any, work: Work) -> Any:
+        waiting = partition.commit.answers
+        row = original(self, partition, command, work)
+        return row if row is not None else waiting.pop()[1]
+
+    return skip
+
+
+@mutant(Commands, "_record", "S18", first_seed=profiles.REPEATED)
+def _the_second_answer_is_as_the_first(original: Any) -> Any:
+    words = {"hold": "held", "release": "released", "retry": "retried", "skip": "skipped"}
+
+    def record(self: Commands, partition: Any, command: Any, offset: int) -> Any:
+        row: fx.Obeyed | None = original(self, partition, command, offset)
+        done = row is not None and row.outcome == "unchanged" and "done" in row.detail
+        return row._replace(outcome=words[command.action]) if row and done else row
+
+    return record
+
+
+@mutant(Commands, "_proceed", "S18", first_seed=profiles.REPEATED)
+def _a_retry_charges_an_attempt(original: Any) -> Any:
+    def proceed(self: Commands, partition: Any, command: Any, work: Work) -> Any:
+        row = original(self, partition, command, work)
+        if work.failure is not None and row.outcome == "retried":
+            work.failure.attempts += 1
+        return row
+
+    return proceed
+
+
+@mutant(Commands, "_in", "S13", first_seed=profiles.REPEATED + 1_363)
+def _a_refused_release_ends_holds_to_come(original: Any) -> Any:
+    def obey(self: Commands, partition: Any, command: Command) -> Any:
+        row = original(self, partition, command)
+        ends = command.target.offset is None and command.action in ("release", "retry")
+        if ends and row is not None and row.outcome == "refused":
+            known = partition.memory._known  # noqa: SLF001  # no method ends a hold and nothing else
+            for offset, one in known.items():
+                if isinstance(one, Remembered) and one.held:
+                    known[offset] = one._replace(held=False, until_s=None)
+        return row
+
+    return obey

@@ -69,8 +69,8 @@ LENT = 31_000_000
 #: calls granted ahead, more and fewer from one moment to the next, while commands set how many
 AHEAD = 32_000_000
 
-#: as COMMANDED, with two or three members that all obey each command, sooner or later
-OWNERS = 33_000_000
+#: as COMMANDED, with two or three members, and commands that are obeyed again
+REPEATED = 33_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
@@ -341,12 +341,10 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
-def _owners(setup: Setup, rng: random.Random) -> Setup:
-    """Members are expelled and do not know it; what one has obeyed the next obeys as well."""
+def _repeated(setup: Setup, rng: random.Random) -> Setup:
+    """Partitions move between members, and each owner obeys what was commanded before."""
     setup = _commanded(setup, rng)
-    weights = {"command": 10.0, "relay": 20.0, "churn": rng.choice((3.0, 6.0))}
-    if setup.seed % 3 == 0:
-        weights["transact"] = 40.0
+    weights = {"command": 10.0, "repeat": 20.0, "churn": rng.choice((3.0, 6.0))}
     slots, keys = rng.choice((2, 3)), rng.choice((1, 2, 4))
     return replace(setup, slots=slots, keys=keys, ends=_weighted(group=24.0, **weights))
 
@@ -547,5 +545,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     PARKED: _parked,
     CROWDED: _crowded,
     BOTH: _both,
-    OWNERS: _owners,
+    REPEATED: _repeated,
 }

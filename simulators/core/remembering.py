@@ -198,7 +198,7 @@ def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
         life.asked[offset] = 0
     if row.outcome == "skipped":
         twice = order in life.source.skipped_by
-        require(not twice, "S18", f"{life.source.tp}: {row}, and so did the owner before")
+        require(not twice, "S18", f"{life.source.tp}: {row}, for the second time")
         life.source.skipped_by.add(order)
         life.source.skipped.add(offset)
     elif row.outcome in ("released", "retried") and offset >= 0:

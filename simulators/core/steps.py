@@ -14,7 +14,6 @@ from simulators.core import (
     finale,
     happenings,
     lending,
-    owners,
     rebalance,
     steered,
 )  # fmt: skip
@@ -65,7 +64,7 @@ _WORLD_ACTIONS = {
     "remake": happenings.remake,
     "command": commanding.command,
     "meddle": commanding.meddle,
-    "relay": owners.relay,
+    "repeat": commanding.repeat,
     "lease": lending.exchange,
 }
 _MEMBER_ACTIONS = {

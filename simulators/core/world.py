@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from perkey.core.events import Command
-from perkey.core.partition import Partition
 from perkey.types import StopMode
 from simulators.core.foreign import take_over
 from simulators.core.invariants import check
@@ -14,7 +13,7 @@ from simulators.core.member import Member
 from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation
 
-#: commands that owners still obey, as those of a control topic that are young
+#: commands that are obeyed again, as those of a control topic that are young
 ORDERS = 12
 
 
@@ -29,15 +28,11 @@ class World(Stage):
         self.members: dict[int, Member] = {}
         #: slots whose process died, since when; the broker still counts their member
         self.dead: dict[int, tuple[float, str]] = {}
-        #: commands, and the epochs in which each was obeyed
-        self.orders: deque[tuple[Command, set[Partition]]] = deque(maxlen=ORDERS)
+        #: the last commands
+        self.orders: deque[Command] = deque(maxlen=ORDERS)
         if self.setup.logs_matter:
             take_over(self)
         self.start_member(0)
-
-    def ordered(self, command: Command, part: Partition | None) -> None:
-        """Somebody commands; the epoch that obeys first, if the member has one."""
-        self.orders.append((command, set() if part is None else {part}))
 
     def processes(self) -> Iterable[Member]:
         """Those that live."""
