@@ -30,7 +30,7 @@ CALLED = {
     "handler": "Handler", "offsets": "Offsets", "lanes": "Lanes", "commit": "CommitState",
     "reach": "Reach", "failure": "Failure", "charge": "LaneCharge", "state": "EngineState",
     "outage": "Outage", "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
-    "export": "Export", "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
+    "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
 }  # fmt: skip
 #: Files that are one idea: what one of them owns, the others may write.
 ROOMS = (
@@ -42,7 +42,7 @@ ROOMS = (
     # a call, and what becomes of its records
     {
         "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py",
-        "commands.py", "valve.py", "budgets.py", "delivery.py", "portions.py",
+        "commands.py", "budgets.py", "delivery.py", "portions.py",
     },
     # the commit of an epoch, and the records that wait for it
     {"commits.py", "partition.py", "engine_state.py", "delivery.py", "portions.py"},

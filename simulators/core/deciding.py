@@ -15,7 +15,6 @@ from simulators.core.world import World
 OUTCOMES: tuple[GivenUp | Retry | None, ...] = (
     Park(), Park(2.0), DeadLetter("dead"), Skip(), None,
     Retry(1, 0.1), Retry(2, 0.0), Retry(4, 1.0),
-    Park(export="dead", at_map=0.001), Park(export="dead", at_map=None, after_s=2.0),
 )  # fmt: skip
 
 

@@ -111,9 +111,7 @@ def _check_forgotten(state: EngineState, partition: Partition) -> None:
         if not work.put_off or work in partition.lanes.behind or follows(work):
             continue
         assert work.failure is not None
-        kept = (
-            work in shelves.later or work.failure.left_lane or partition.exports_record(work.offset)
-        )
+        kept = work in shelves.later or work.failure.left_lane
         _need(kept or work in shelves.bare, work, "is put off and keeps its bytes")
         last = partition.lanes.tails.get(partition.lanes.key_of(work.record), work)
         plain = last.state == states.QUEUED and last.failure is None and not follows(last)

@@ -113,16 +113,8 @@ class Life:
         self.running: set[int] = set()
         self.sending: set[int] = set()
         self.dead_letters: set[int] = set()
-        #: exported when their time was over: their attempts had started over, or had not yet
-        self.time_over: set[int] = set()
         #: until when; inf: until somebody releases it
         self.parked: dict[int, float] = {}
-        #: lanes that the pressure valve exports, by their first record: what was not sent of them
-        self.exports: dict[int, list[int]] = {}
-        #: everything it ever took; parked records by when it must take them
-        self.exported_ever: set[int] = set()
-        self.export_at: dict[int, float] = {}
-        self.export_due_since: float | None = None
         #: by a command or what was remembered: as done without handling
         self.given_up: set[int] = set()
         #: exhausted, and the function that is `on_exhausted` has not returned -> the number of the

@@ -14,7 +14,7 @@ from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from perkey.types import TopicPartition
-from simulators.core import away, budgeted, exporting
+from simulators.core import away, budgeted
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -208,15 +208,6 @@ class Member:
     def _send_dead_letter(self, effect: fx.SendDeadLetter) -> None:
         self.oracle.sending(effect.work, dead_letter=True)
         self.sends.append((effect.work, None))
-
-    def _exported(self, effect: fx.Exported) -> None:
-        self.oracle.stats[f"exported by {effect.why}"] += 1
-        self.oracle.stats["exported"] += len(effect.offsets)
-        exporting.exported(self.oracle.lives[effect.partition], effect, self.world.now)
-
-    def _export_ended(self, effect: fx.ExportEnded) -> None:
-        self.oracle.stats["exports refused"] += 1
-        exporting.ended(self.oracle.lives[effect.partition], effect)
 
     def _ask(self, effect: fx.AskExhausted) -> None:
         life, offset = self.oracle.lives[effect.work.partition], effect.work.record.offset
@@ -471,8 +462,6 @@ _DOES: dict[type[Any], str] = {
     fx.Cancel: "_cancel",
     fx.Send: "_send",
     fx.SendDeadLetter: "_send_dead_letter",
-    fx.Exported: "_exported",
-    fx.ExportEnded: "_export_ended",
     fx.AskExhausted: "_ask",
     fx.CommitOffsets: "_commit",
     fx.Transact: "_transact",

@@ -29,7 +29,6 @@ from simulators.core import (
     mutants_memory,
     mutants_parked,
     mutants_steered,
-    mutants_valve,
     profiles,
 )
 from simulators.core.mutant import MUTANTS, Mutant, mutant
@@ -44,7 +43,6 @@ __all__ = [
     "mutants_memory",
     "mutants_parked",
     "mutants_steered",
-    "mutants_valve",
 ]
 
 

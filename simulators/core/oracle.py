@@ -14,7 +14,7 @@ from perkey.core.work import Work
 from perkey.policies import DeadLetter, GivenUp, Skip
 from perkey.testing.memory import OffsetAndMetadata
 from perkey.types import TopicPartition
-from simulators.core import away, exporting, remembering
+from simulators.core import away, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 
@@ -163,7 +163,6 @@ class Oracle:
 
     def _may_start(self, life: Life, work: Work, offset: int, now: float) -> None:
         remembering.may_start(life, offset, now)
-        exporting.check_start(life, offset)
         again = offset in life.finished or (offset in life.passed and offset not in life.refused)
         attempt = life.attempts[offset] + 1
         for broken, name, what in (
@@ -328,8 +327,6 @@ class Oracle:
         if dead_letter and offset in life.given_up:
             life.dead_letters.add(offset)
         if dead_letter:
-            exporting.letter(life, offset)
-        if dead_letter:
             require(
                 offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
             )
@@ -347,7 +344,6 @@ class Oracle:
         elif offset in life.dead_letters:
             life.dead_letters.remove(offset)  # released later, it may have outputs
             life.given_up.discard(offset)
-            life.exported_ever.discard(offset)
             remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)
@@ -374,12 +370,10 @@ class Oracle:
         # Also what the log has no more: it was fetched, and is ours to handle.
         for offset in source.alive if source.alive >= life.polled else source.alive | life.polled:
             if offset in says and offset not in life.known and offset not in must:
-                early = exporting.is_early(life, offset)
-                if (offset in life.marked or offset in life.given_up) and not early:
+                if offset in life.marked or offset in life.given_up:
                     continue  # its batch waits for other marks
                 raise Violation("S2", f"{tp}@{offset} is committed as done and is not")
         self._complete(life, item, says, must | claims)
-        exporting.transacted(life, item)
         whole = bool(self.map_chars_kept == 4096 and not life.partition.memory.barred)
         remembering.check_rider(life, item, says, self.now(), room=whole)
         life.uncovered_since = None
@@ -465,9 +459,6 @@ class Oracle:
         if offset in life.dead_letters:
             life.dead_letters.remove(offset)
             life.given_up.discard(offset)
-            if offset in life.exported_ever:
-                exporting.refused(life, offset)
-                life.passed.add(offset)  # as what was handled: its lane has gone on
             remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)

@@ -88,13 +88,6 @@ def park(
     if not isinstance(policy, GivenUp):  # it came parked
         life.parked[offset] = NEVER if due is None else due
         return
-    life.export_at.pop(offset, None)
-    if isinstance(policy, Park) and policy.after_s is not None:
-        life.export_at[offset] = (
-            now + policy.after_s if due is None else min(due, now + policy.after_s)
-        )
-        life.parked[offset] = NEVER
-        return
     after = policy.release_after_s if isinstance(policy, Park) else None
     latest = NEVER if after is None else now + after
     life.parked[offset] = latest if due is None or after is None else min(due, latest)
@@ -141,22 +134,17 @@ def check_rider(life: Life, item: fx.PlanItem, says: Claimed, now: float, *, roo
     if room and len(item.metadata) < 3_900:
         claims = {work.record.offset for work in item.claims}
         _check_whole(life, {one.offset for one in entries}, says, claims, now)
-        exhausted = {one.offset for one in entries if one.parked or one.exhausted_by}
-        for left in life.exports.values():
-            first = next((o for o in left if o in life.polled and o not in says), None)
-            known = first is None or first in exhausted or first in claims
-            require(known, "S16", f"{life.source.tp}@{first} is exported next, and not remembered")
 
 
 def _check_entry(life: Life, one: Remembered, says: Claimed, now: float) -> None:
     offset, place = one.offset, f"{life.source.tp}@{one.offset}"
     require(offset not in says, "S12", f"{place} is done, and remembered")
-    if life.parked.get(offset, NEVER) <= now + SLACK or offset in life.time_over:
+    if life.parked.get(offset, NEVER) <= now + SLACK:
         return  # released, or about to be
     own = life.own_attempts[offset]
     require(one.attempts == own, "S12", f"{place} failed {own} times, the rider says {one}")
     parked = offset in life.parked
-    known = one.parked == parked or offset in life.came_spent or offset in life.exported_ever
+    known = one.parked == parked or offset in life.came_spent
     require(known, "S12", f"{place} is {'' if parked else 'not '}parked, the rider says {one}")
     if one.until_s is not None and not one.parked and offset in life.polled:
         due = life.not_before.get(offset, 0.0)

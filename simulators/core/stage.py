@@ -153,8 +153,6 @@ def _brief(effect: fx.Effect) -> str:
             for i in effect.items
         ]
         return f"{name} {effect.sequence} {items}"
-    if isinstance(effect, fx.Exported | fx.ExportEnded):
-        return f"{name} {effect[1:]}"
     of_work = fx.Send, fx.SendDeadLetter, fx.AskExhausted, fx.Cancel, fx.Finished, fx.Troubled
     if isinstance(effect, of_work):
         return f"{name} {effect.work.record[:3]}"

@@ -47,7 +47,6 @@ CONCURRENCY = _Default(100)
 #: mean "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
-EXPORT = 'Park(export="{topic}.dlq")'
 COMMIT = Commit()
 
 
@@ -267,13 +266,12 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
             )
     if isinstance(policy, DeadLetter) and policy.transform is not None:
         check_quick(f"{where}: DeadLetter(transform=...)", policy.transform, "redact")
-    if isinstance(policy, DeadLetter | Park):
-        like = 'DeadLetter("{topic}.dlq")' if isinstance(policy, DeadLetter) else EXPORT
+    if isinstance(policy, DeadLetter):
         for topic in options.topics:
             if policy.topic_for(topic) == topic:
                 raise ConfigError(
                     f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
-                    f"another, such as perkey.{like}"
+                    'another, such as perkey.DeadLetter("{topic}.dlq")'
                 )
 
 

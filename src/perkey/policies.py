@@ -12,8 +12,6 @@ from perkey.numeric import is_between, is_positive, is_seconds, is_whole
 from perkey.types import Record
 
 PARKED_S_MAX = 365 * 86_400
-#: share of the offset map's reach at which the pressure valve of `Park(export=)` opens
-AT_MAP = 0.7
 BUDGET_NAME_CHARS_MAX = 100
 BUDGET_PER_S_MAX = 1e9
 BUDGET_IN_FLIGHT_MAX = 1_000_000
@@ -209,16 +207,9 @@ class Park:
 
     It stays parked also after a restart (with `Retry(remember=True)`).
     `release_after_s`: after this many seconds its attempts start over; None: only by a command.
-    `export`: a topic ("{topic}.dlq" is allowed), which enables the pressure valve: parked lanes are
-    dead-lettered there, whole and in order, the oldest first,
-    `at_map`: while so much of the reach of the offset map is taken, above 0 to 1 (None: at any
-    level), and `after_s`: when their first record has been parked for this many seconds.
     """
 
     release_after_s: float | None = None
-    export: str | None = None
-    at_map: float | None = AT_MAP
-    after_s: float | None = None
 
     def __post_init__(self) -> None:
         after = self.release_after_s
@@ -226,41 +217,6 @@ class Park:
             raise ConfigError(
                 f"Park(release_after_s={after!r}): give 0 to {PARKED_S_MAX} seconds, or None"
             )
-        share, after_s = self.at_map, self.after_s
-        if self.export is None:
-            for name, value, unset in (("at_map", share, AT_MAP), ("after_s", after_s, None)):
-                if value != unset:
-                    raise ConfigError(
-                        f"Park({name}={value!r}) needs a topic to export to: add "
-                        'export="{topic}.dlq"'
-                    )
-            return
-        if not _is_name(self.export) or not is_topic(self.topic_for("t")):
-            raise ConfigError(
-                f"Park(export={self.export!r:.80}) cannot be a topic: letters, digits, '.', '_' "
-                "and '-', at most 249; {topic} is the only placeholder"
-            )
-        if share is None and after_s is None:
-            raise ConfigError(
-                f"Park(export={self.export!r}, at_map=None): give after_s=SECONDS, or leave at_map "
-                f"at {AT_MAP}: when to export"
-            )
-        if share is not None and (not is_positive(share) or share > 1):
-            raise ConfigError(f"Park(at_map={share!r}): give a share above 0, at most 1, or None")
-        if after_s is not None and not (is_positive(after_s) and after_s <= PARKED_S_MAX):
-            raise ConfigError(
-                f"Park(after_s={after_s!r}): give a number of seconds above 0, at most "
-                f"{PARKED_S_MAX}, or None"
-            )
-        if after_s is not None and self.release_after_s is not None:
-            raise ConfigError(
-                "Park(release_after_s=, after_s=): give one of them: after its time a parked "
-                "record is either tried again or exported"
-            )
-
-    def topic_for(self, source: str) -> str:
-        """The export topic of parked records from `source`; empty: none."""
-        return (self.export or "").replace("{topic}", source)
 
 
 @dataclass(frozen=True, slots=True)

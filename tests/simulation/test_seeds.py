@@ -69,9 +69,6 @@ WORDS: dict[int, dict[str, float]] = {
     profiles.PARKED: {
         "fetched again": 0.55,
         "gone while parked": 0.04,
-        "exported by map": 0.035,
-        "exported by time": 0.065,
-        "exports refused": 0.008,
     },
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 0.53},
     profiles.ABORTED: {"transactions aborted for their content": 0.6, "culprits found": 0.48},

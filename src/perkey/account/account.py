@@ -80,7 +80,6 @@ HALTS = (
     Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
     Place("map", "the offset map is full: records further out start when the frontier moves"),
-    Place("valve", "`Park(export=)`: parked keys of the partition are being dead-lettered"),
     Place("buffers", "the partition is not fetched: its buffers are full"),
     Place("open_transaction", "the next records are behind another producer's open transaction"),
     Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
@@ -142,9 +141,6 @@ class Part(NamedTuple):
     marked: Sequence[Work]
     #: lanes in which a call of an earlier epoch still runs
     held: Mapping[LaneKey, Work | None]
-    #: the pressure valve's export: number of lanes, records not sent yet, the topic, and the
-    #: reason of the oldest lane
-    exports: tuple[int, int, str, str] | None
     #: parked lane -> number of its records kept as offsets; empty if the account only counts
     shelved: Mapping[LaneKey, int]
 
@@ -349,13 +345,6 @@ def copies(
                 )
                 if p.lanes.occupied
                 else 0,
-                (
-                    len(p.exports),
-                    sum(len(one.left) for one in p.exports.values()),
-                    *next((one.topic, one.why) for one in p.exports.values()),
-                )
-                if p.exports
-                else None,
             ),
         )
         for p in partitions
@@ -383,7 +372,7 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from sums that the engine keeps."""
     plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
-    held, shelved, gathered, not_begun, heads, exports = ends
+    held, shelved, gathered, not_begun, heads = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
@@ -410,7 +399,7 @@ def _part(copy: tuple[Any, ...]) -> Part:
         "on_hold": on_hold,
         "parked": parked,
     }
-    return Part._make((*plain, places, *offsets, held, exports, shelved))
+    return Part._make((*plain, places, *offsets, held, shelved))
 
 
 def is_held(work: Work) -> bool:

@@ -255,10 +255,6 @@ def halts(
                     "for_s": 0.0 if moves else round(max(0.0, account.at - part.committed_at), 3),
                 }
             )
-        if part.exports is not None:
-            keys, left, target, why = part.exports
-            valve = {"waiting": keys, "behind": left, "value": target, "reason": why}
-            found.append({"cause": "valve", **where, **valve})
         if part.intake_paused:
             found.append({"cause": "buffers", **where})
     return found

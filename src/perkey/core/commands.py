@@ -86,7 +86,6 @@ def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> No
 #: what a command about one record does not end
 HELD = "its key is held by a command: perkey key release ends that"
 _UNDER_WAY = "it is {} now: ask again when that is over"
-_EXPORTED = _UNDER_WAY.format("exported with its lane")
 #: from this many commands on, the records of a partition are sorted by lane once for all of them
 SORTED_FROM = 8
 
@@ -143,11 +142,7 @@ class Commands:
         """Obey it there; None: the answer comes when it is final."""
         target = command.target
         if target.offset is not None:
-            if partition.exports_record(target.offset):
-                return _refused(partition, command, _EXPORTED)
             return self._record(partition, command, target.offset)
-        if target.key in partition.exports:
-            return _refused(partition, command, _EXPORTED)
         if partition.handler.spec.ordering != KEY or target.key is None:
             what = "its handler is not ordered by key: name records, or give --where"
             return _refused(partition, command, what)

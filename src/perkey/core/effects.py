@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from perkey.core.work import Work
 
 Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
-ExportReason = Literal["map", "time"]
 
 
 class Start(NamedTuple):
@@ -43,26 +42,6 @@ class SendDeadLetter(NamedTuple):
     work: Work
     topic: str
     error: ErrorInfo
-
-
-class Exported(NamedTuple):
-    """The pressure valve takes a parked lane: its records go to the topic one after another."""
-
-    partition: Partition
-    #: in the order of the lane
-    offsets: tuple[int, ...]
-    topic: str
-    #: the taken share of the map, or for how long the head was parked
-    why: ExportReason
-    #: "map": the share without the lanes that were taken before
-    share: float
-
-
-class ExportEnded(NamedTuple):
-    """A letter was refused: it and the rest of its lane are parked again."""
-
-    partition: Partition
-    offsets: tuple[int, ...]
 
 
 class AskExhausted(NamedTuple):
@@ -204,7 +183,7 @@ class Fatal(NamedTuple):
 
 
 Effect = (
-    Start | Cancel | Send | SendDeadLetter | Exported | ExportEnded | AskExhausted | CommitOffsets
+    Start | Cancel | Send | SendDeadLetter | AskExhausted | CommitOffsets
     | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
     | CommitsStored | Answered | Note | ReportLease | Drained | Fatal
 )  # fmt: skip

@@ -34,7 +34,6 @@ from perkey.core.lanes import unfollow
 from perkey.core.memory import longest_s
 from perkey.core.partition import plain_done
 from perkey.core.retries import batch_delay_s, retry_delay_s
-from perkey.core.valve import park_with_lane
 from perkey.core.work import USED_UP, Decision, Failure
 from perkey.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
 from perkey.types import LETTER_REFUSED, ErrorInfo, Record, Sent
@@ -306,10 +305,7 @@ class Endings:
                 self._state.retries.add(self._state.now + MATE_WAIT_S, work)
                 continue
             if work.state == states.PARKED:
-                if work.exported_in_time:
-                    self._state.overdue.append(work)
-                else:
-                    self.release(work, "its time is over")
+                self.release(work, "its time is over")
                 continue
             if failure.exhausted_by and work in partition.lanes.behind:
                 self._state.retries.add(self._state.now + TURN_WAIT_S, work)
@@ -413,8 +409,6 @@ class Endings:
             failure.keep(error._replace(message=f"{error.message}{before}"))
             self._state.count("on_exhausted_failed")
         decision.policy = outcome or Park()
-        if isinstance(outcome, Park) and outcome.export:
-            work.partition.handler.valve = outcome
         self._give_up(work, failure, decision.policy)
 
     def _give_up(self, work: Work, failure: Failure, policy: GivenUp) -> None:
@@ -452,7 +446,6 @@ class Endings:
         of_record = f"; the record failed: {failure.error.line}" if failure.error else ""
         failure.keep(ErrorInfo(error.type, f"{LETTER_REFUSED}{error.message[:200]}{of_record}"))
         failure.note(self._state.now, f"{LETTER_REFUSED}{error.message[:200]}")
-        self._state.refused_at = self._state.now
         self._park(work, failure)
 
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
@@ -468,8 +461,7 @@ class Endings:
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
         assert work.failure is not None
-        if not work.partition.exports_record(work.offset):  # otherwise the valve sends it
-            self._continue(work, work.failure)
+        self._continue(work, work.failure)
 
     def lost(self, work: Work) -> None:
         """A released record no longer exists in the log: it counts as skipped."""
@@ -493,16 +485,15 @@ class Endings:
             self._state.retries.add(released_at, work)
 
     def _released_at(self, work: Work, due: float | None = None) -> float | None:
-        """When its policy releases or exports a parked record; `due`: as it was set before."""
+        """When its policy releases a parked record; `due`: as it was set before."""
         policy = work.given_up_by
         if policy is None:  # it arrived parked, and the function's result is not remembered
             return due
         if not isinstance(policy, Park):
             return None
-        after_s = policy.after_s if policy.release_after_s is None else policy.release_after_s
-        if after_s is None:
+        if policy.release_after_s is None:
             return None
-        latest = self._state.now + after_s
+        latest = self._state.now + policy.release_after_s
         return latest if due is None else min(due, latest)
 
     # -- restored from the commit ------------------------------------------------------------------
@@ -520,13 +511,7 @@ class Endings:
         """A record arrived that the commit may remember."""
         partition = work.partition
         known = partition.memory.fetched(work.offset)
-        export = partition.exports.get(partition.lanes.key_of(work.record))
-        if export is not None and export.accept(work):
-            if known is not None:
-                work.resume(known.attempts, self._state.texts)
-            partition.lanes.join_one(work, waits=True)
-            park_with_lane(self._state, work)
-        elif known is None:
+        if known is None:
             self._join(work)
         else:
             self._restore(work, known)
@@ -547,8 +532,8 @@ class Endings:
         until = None
         if known.until_s is not None:  # a commit may not delay a record longer than its cause could
             until = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
-        released_at, timed = self._released_at(work, until), work.exported_in_time
-        if known.parked and released_at is not None and released_at <= now and not timed:
+        released_at = self._released_at(work, until)
+        if known.parked and released_at is not None and released_at <= now:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
         failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by

@@ -21,7 +21,6 @@ from perkey.core.endings import Endings
 from perkey.core.engine_state import EngineState, Epochs
 from perkey.core.events import Limits
 from perkey.core.memory import Returns
-from perkey.core.valve import Valve
 from perkey.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ class Engine:
         self._commands = Commands(self.state, self._endings, self._batching)
         self._epochs = Epochs(self.state, self._commits, self._batching)
         self._returns = Returns(self.state, self._endings)
-        can_park = any(handler.may_export for handler in self.state.handlers)
-        self._valve = Valve(self.state, self._endings) if can_park else None
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -475,8 +472,6 @@ class Engine:
                 self._fill(handler)
         for budget in state.budgets:
             budget.start([one for one in budget.handlers if self._may_start(one)])
-        if self._valve is not None:
-            self._valve.run()
         if state.shelving:
             self._returns.ask()
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:

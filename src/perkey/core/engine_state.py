@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from perkey.core import effects as fx
@@ -89,11 +88,6 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: partitions with records that are kept as offsets
         self.shelving: dict[Partition, None] = {}
-        #: partitions with lanes that are exported (valve.py), and records parked for too long
-        self.exporting: dict[Partition, None] = {}
-        self.overdue: list[Work] = []
-        #: time of the last refused dead letter
-        self.refused_at = -inf
         #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
         self.pauses = Pauses()
@@ -201,7 +195,7 @@ class EngineState:
 
     def put_away(self, work: Work) -> None:
         """Keep only offsets of a parked or held lane, if it can be fetched again."""
-        if self.limits.forget_parked and not work.partition.exports_record(work.offset):
+        if self.limits.forget_parked:
             work.partition.shelves.put_away(work)
             self.watch_shelves(work.partition, on=True)
 

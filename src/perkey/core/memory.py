@@ -386,30 +386,6 @@ class Memory:
             self._sorted = False  # not removed one by one: thousands may be released together
             self.changed = True
 
-    def expect(self, offset: int) -> Remembered | None:
-        """Remember a record that is kept as an offset as parked; returns the entry it replaces."""
-        known = self._known.get(offset)
-        before = known if isinstance(known, Remembered) else None
-        if not self.on:
-            return before
-        if known is None:
-            self._order.append(offset)
-            self._sorted = False
-        self.waiting += before is None
-        one = before or Remembered(offset, 0)
-        by = one.exhausted_by or "policy"
-        self._known[offset] = one._replace(parked=True, held=False, exhausted_by=by, until_s=None)
-        self.changed = True
-        return before
-
-    def unexpect(self, offset: int, before: Remembered | None) -> None:
-        """Undo `expect`."""
-        if before is None:
-            self.start_over(offset)
-        elif isinstance(self._known.get(offset), Remembered):
-            self._known[offset] = before
-            self.changed = True
-
     def waits_for(self, offset: int) -> bool:
         """Whether something is known of a record that was not fetched yet."""
         return isinstance(self._known.get(offset), Remembered)

@@ -375,22 +375,6 @@ class Reach:
             return self.limit
         return window.end if self.budget > 0 else max(self.farthest, self.frontier) + 1
 
-    def taken_without(self, claimed: Collection[int]) -> float:
-        """How much of the room for starts is taken, if all these offsets were done.
-
-        By the measure with more room left: the distance of the bit set, or, if starts are counted,
-        the runs.
-        """
-        undone, window = self._offsets.incomplete, self.window
-        first = next((offset for offset in undone if offset not in claimed), None)
-        if first is None:
-            return 0.0
-        distance = max(0, self._offsets.top + 1 - first) / max(1, self._near)
-        if window is None:
-            return distance
-        gone = {offset for offset in claimed if offset in window and offset < window.end}
-        return min(distance, window.runs_without(gone) / max(1, self._under_pressure))
-
     # -- may it start ----------------------------------------------------------------------------
 
     def price(self, offset: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from perkey.core.memory import Memory
     from perkey.core.offsets import Offsets, Snapshot
     from perkey.core.scheduling import Handler
-    from perkey.core.valve import Export
     from perkey.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 
@@ -62,8 +61,6 @@ class Partition:
     on_hold: int = 0
     #: held lanes
     holds: dict[LaneKey, HeldBy] = field(default_factory=dict)
-    #: lanes that the pressure valve exports (valve.py)
-    exports: dict[LaneKey, Export] = field(default_factory=dict)
     #: bytes of all records it holds
     bytes: int = 0
     #: exactly_once: bytes of outputs that wait for a transaction
@@ -232,15 +229,6 @@ class Partition:
         if not lanes.far:
             self.handler.short_of_room.pop(self, None)
 
-    def taken_without(self, claimed: Collection[int]) -> float:
-        """The share of the map's room that is taken, if all these offsets were done.
-
-        1 while records wait for room and no running record could make some.
-        """
-        if self.lanes.far and not claimed and not self._under_way():
-            return 1.0
-        return self.reach.taken_without(claimed)
-
     def _under_way(self) -> int:
         """How many records have started and are not in the map yet."""
         if self.handler.spec.delivery == AT_MOST_ONCE:
@@ -318,10 +306,6 @@ class Partition:
     def end_hold(self, key: LaneKey) -> bool:
         """End the hold of its lane; True if there was one."""
         return self.holds.pop(key, None) is not None
-
-    def exports_record(self, offset: int) -> bool:
-        """Whether it is exported with its lane, or being sent."""
-        return any(export.has(offset) for export in self.exports.values())
 
     def close(self) -> None:
         """The epoch has ended: drop what waits."""

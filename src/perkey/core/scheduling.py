@@ -28,7 +28,6 @@ from perkey.core.leases import Bucket
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
 from perkey.core.work import Call
-from perkey.policies import GivenUp, Park
 from perkey.types import Record
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Handler:
         "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
         "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages",
         "parked", "plain", "remembers", "retries", "rotation", "short_of_room", "skipped",
-        "slots", "spec", "standing", "superseded", "timed", "valve",
+        "slots", "spec", "standing", "superseded", "timed",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -81,9 +80,6 @@ class Handler:
         self.flood = None if spec.brake is None else Flood(spec.brake)
         #: outages, by the value of `Hold.by`, or of the whole handler
         self.outages: dict[Hashable, Outage] = {}
-        policy = spec.on_exhausted
-        #: the policy that exports its parked lanes; for a function its last result
-        self.valve = policy if isinstance(policy, Park) and policy.export else None
         #: batch calls that handled something
         self.good_calls = 0
         # counts since the start
@@ -95,11 +91,6 @@ class Handler:
     def waits(self, work: Work) -> bool:
         """Whether its call was requested and has not started, as far as known."""
         return self.slots.waits(work)
-
-    @property
-    def may_export(self) -> bool:
-        """Whether its parked lanes are exported, or a function may decide that."""
-        return self.valve is not None or not isinstance(self.spec.on_exhausted, GivenUp)
 
     def tune(self, tuning: Tuning) -> None:
         """Apply a command's settings; running calls continue, also if they are too many now.

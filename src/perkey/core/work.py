@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perkey.codec.rider import error_hash
 from perkey.core.states import PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, RETRYING, InternalError
-from perkey.policies import GivenUp, Park, Retry
+from perkey.policies import GivenUp, Retry
 from perkey.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
@@ -165,18 +165,6 @@ class Work:
         failure = self.failure
         held = self.state == RETRYING and failure is not None and failure.held
         return held or self.state == PARKED
-
-    @property
-    def parked_by(self) -> Park | None:
-        """Its Park policy; if it arrived parked, the last result of the handler's function."""
-        policy = self.given_up_by or self.partition.handler.valve
-        return policy if isinstance(policy, Park) else None
-
-    @property
-    def exported_in_time(self) -> bool:
-        """Whether it is exported after `after_s` in the park, not released."""
-        policy = self.parked_by
-        return policy is not None and policy.after_s is not None
 
     def story(self) -> list[StoryEvent]:
         """The bounded history of its failures, oldest first."""

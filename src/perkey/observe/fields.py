@@ -109,7 +109,7 @@ FIELDS: dict[str, str] = {
     "blockers[].waiting_behind": "records queued behind it in its lane",
     "blockers[].done_beyond": "records beyond it that are done",
     "blockers[].story": "its failures with their times, at most 32",
-    "blockers[].until": "UNIX seconds at which its hold ends, or `Park` releases or exports it; "
+    "blockers[].until": "UNIX seconds at which its hold ends, or `Park` releases it; "
     "null: neither parked nor held, or until it is released",
     "blockers[].by": "of a parked record how it was given up, as in `perkey parked ls`; of a held "
     "one who held it, by their own account; null: unknown",
@@ -133,8 +133,7 @@ FIELDS: dict[str, str] = {
     "`budget_waits` (times that a service asked a budget to wait), `late_charges` (by "
     "`record.charge`, after the partition was revoked), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
-    "their log grew), `parked_records_exported` (dead-lettered by the pressure valve of "
-    "`Park(export=)`), `parked_records_gone` (released, and deleted from the log meanwhile), "
+    "their log grew), `parked_records_gone` (released, and deleted from the log meanwhile), "
     "`late_refetches`; only non-zero ones",
     "failures[]": "failures by handler and error type, the latest first; at most 50 types",
     "failures[].handler": "name of the handler",

@@ -207,15 +207,6 @@ def _brake(halt: Row) -> tuple[str, str]:
     )
 
 
-def _valve(halt: Row) -> tuple[str, str]:
-    topic = halt.get("value", "its topic")
-    text = (
-        f"The pressure valve{_of(halt)} exports parked keys to {topic} ({halt.get('waiting', 0):,} "
-        f"now, records to send: {halt.get('behind', 0):,}): {halt.get('reason', '')}."
-    )
-    return text, f"fix why they fail; then perkey dlq replay {topic} brings them back in key order"
-
-
 #: why nothing of a budget starts at all: the cause of what waits, and not load
 BUDGET_STOPS = ("asked", "share", "link")
 
@@ -358,7 +349,6 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
         "normal while the frontier moves; else perkey why TOPIC:PARTITION names the blocked record",
     ),
-    "valve": _valve,
     "buffers": lambda halt: (
         f"Fetching{_of(halt)} is paused: the buffers are full until handlers finish records.",
         "normal under load; raise concurrency or add members to go faster",

@@ -99,10 +99,6 @@ ENGINE = {
         "budget_waits",
     ),
     "perkey_brakes": ("Times that brake= made records wait for a probe", "brakes"),
-    "perkey_parked_records_exported": (
-        "Parked records dead-lettered by the pressure valve of Park(export=)",
-        "parked_records_exported",
-    ),
     "perkey_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "perkey_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "perkey_partitions_refetched": (

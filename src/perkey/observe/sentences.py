@@ -62,7 +62,6 @@ RANKS = {
     "slots": LOAD,
     "rate_limit": LOAD,
     "map": LOAD,
-    "valve": INTENT,
 }
 
 
@@ -262,7 +261,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "find the record at the frontier: perkey why TOPIC:PARTITION",
     ),
     "fetching": lambda row, member: (
-        "is being read from the log again: it was released, or is exported with its key",
+        "is being read from the log again: it was released",
         "it continues when it is here: perkey why names the broker if that does not answer",
     ),
     "outage": lambda row, member: (

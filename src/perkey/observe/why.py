@@ -138,7 +138,7 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     named = {one.record for one in halts}
     # Hanging calls of one handler are already reported in one text.
     counted = {halt.get("handler") for halt in shot.get("halts", ()) if _none_ends(shot, halt)}
-    # Records in a budget's queue, or being exported, are reported with that cause.
+    # Records in a budget's queue are reported with that cause.
     causes = {
         (one["cause"], one.get("handler"), one.get("topic"), one.get("partition"))
         for one in shot.get("halts", ())
@@ -203,8 +203,6 @@ def _after_its_cause(causes: Mapping[tuple[Any, ...], int], row: Row, one: Sente
 
 def _queue_of(row: Row) -> tuple[Any, ...]:
     """The cause whose text already counts this record."""
-    if row["place"] == "fetching":
-        return "valve", None, row["topic"], row["partition"]
     return row["place"], row.get("handler"), None, None
 
 

@@ -7,7 +7,6 @@ import uuid
 import pytest
 from confluent_kafka import Producer
 from tests.support.exactness import read_committed
-from tests.support.waiting import wait_for
 
 import perkey
 from perkey.testing.memory_cluster import batch_bytes
@@ -212,40 +211,3 @@ def test_what_is_large_is_given_up_in_turn(kafka, record, marks, delivery):
         assert letter.key() == b"k" * 1000
         assert headers["__dlq.errors.key.size"] == b"1030000"
     assert app.snapshot()["dead_letters_cut"] == len(marks | {"value"})
-
-
-def test_the_pressure_valve_exports_a_parked_key_whole_and_in_order(kafka):
-    """With what is behind the parked record, which is read again for that; the next one is handled."""
-    source, letters, group = kafka.topic(), kafka.topic(), kafka.name("g")
-    kafka.fill(source, [b"bad", b"1", b"2"], key=b"k")
-    handled: list[bytes] = []
-    app = kafka.app(group=group, kafka={"auto.offset.reset": "earliest"})
-    policy = perkey.Park(export=letters, after_s=1.0)
-
-    @app.consume(source, retry=perkey.Retry(attempts=1), on_exhausted=policy)
-    async def handler(record):
-        if record.value == b"bad":
-            raise ValueError("poison")
-        handled.append(record.value)
-
-    run = kafka.start(app)
-    found = kafka.read(letters, 3)
-    assert [message.value() for message in found] == [b"bad", b"1", b"2"]
-    errors = [dict(message.headers())["__dlq.errors.message"] for message in found]
-    assert errors[0] == b"ValueError: poison"
-    assert errors[2] == b"Parked: offset 0 of its key was parked: exported with it"
-    kafka.fill(source, [b"later"], key=b"k")
-    wait_for(lambda: handled == [b"later"])
-    run.stop()
-    assert run.wait(60).dead_lettered == 3
-    assert kafka.committed(group, source) == 4
-
-
-def test_the_topic_of_the_pressure_valve_must_exist(kafka):
-    """One line with the command that makes it, before anything is handled."""
-    source = kafka.topic()
-    policy = perkey.Park(export="{topic}.missing", at_map=0.7)
-    with pytest.raises(
-        perkey.ConfigError, match=r"Park\(export=\) of handler.*perkey topics create"
-    ):
-        kafka.drain(dead_letter_app(kafka, source, policy))

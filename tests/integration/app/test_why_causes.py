@@ -524,7 +524,6 @@ ELSEWHERE = {
     "not_fetched",
     "command",
     "on_hold",
-    "valve",
 }
 _told: dict[str, Any] = {}
 

@@ -94,7 +94,7 @@ IN = {
     "gathering": ({}, "in a batch that is filling"),
     "behind": ({"behind": record(offset=7)}, "queued behind record 7, which runs for 312 s"),
     "past_map": ({}, "beyond the reach of the offset map"),
-    "fetching": ({}, "is being read from the log again: it was released, or is exported"),
+    "fetching": ({}, "is being read from the log again: it was released"),
     "held": ({}, "a call of an earlier assignment"),
     "marking": ({}, "waits for 312 s for its started-mark"),
     "not_begun": (
@@ -458,20 +458,6 @@ def test_what_ends_a_call_depends_on_the_executor(kind, timeout_s):
     assert record_sentence(row).next.startswith(ENDS[kind, timeout_s])
 
 
-def test_the_pressure_valve_says_what_it_exports_and_why():
-    """With the command that brings it back; it is no cause of anything that is stuck."""
-    halt = {
-        "cause": "valve", "topic": "orders", "partition": 3, "waiting": 2, "behind": 40,
-        "value": "orders.dlq", "reason": "parked for after_s=60",
-    }  # fmt: skip
-    (told,) = [one for one in why(shot(record(), halts=[halt])) if one.about == "valve"]
-    assert told.text == (
-        "The pressure valve of orders[3] exports parked keys to orders.dlq (2 now, records to send: "
-        "40): parked for after_s=60."
-    )
-    assert "perkey dlq replay orders.dlq" in told.next
-
-
 BUDGET = {"cause": "budget", "handler": "check", "budget": "openai", "waiting": 3, "share": 1.0}
 
 
@@ -506,12 +492,3 @@ def test_a_budget_is_the_cause_not_the_records_in_its_queue():
     (told,) = why(shot(row, halts=[halt]))
     assert (told.about, "starts in 0.1 s" in told.text) == ("budget", True)
     assert [one.about for one in why(shot(row))] == ["budget"]  # until the budget is known
-
-
-def test_what_is_read_to_be_exported_is_in_the_sentence_of_the_valve():
-    """Of another partition it has a line of its own."""
-    halt = {"cause": "valve", "topic": "orders", "partition": 3, "waiting": 1, "behind": 2}
-    rows = [record("fetching"), record("fetching", partition=4)]
-    told = why(shot(*rows, halts=[halt]))
-    assert [one.about for one in told] == ["fetching", "valve"]
-    assert "orders[4]: record 10,412" in told[0].text

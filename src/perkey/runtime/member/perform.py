@@ -48,8 +48,6 @@ class Performer:
             fx.Cancel: lambda one: membership.executors[one.handler].cancel(one.work, expired=True),
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
-            fx.Exported: self._exported,
-            fx.ExportEnded: lambda one: None,  # refused records are logged as parked
             fx.AskExhausted: lambda one: membership.callbacks.call(self._decide, one),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
@@ -109,22 +107,6 @@ class Performer:
         assert self._config.decide is not None
         answer = self._config.decide(effect)
         self._membership.door.post(lambda engine, now: engine.decided(now, [answer]))
-
-    def _exported(self, effect: fx.Exported) -> None:
-        partition = effect.partition
-        note = fx.Note(
-            "warning",
-            "pressure valve: a parked key is dead-lettered",
-            {
-                "topic": partition.topic,
-                "partition": partition.number,
-                "first_offset": effect.offsets[0],
-                "records": len(effect.offsets),
-                "to": effect.topic,
-                "because": "at_map" if effect.why == "map" else "after_s",
-            },
-        )
-        self._note(note)
 
     def _note(self, effect: fx.Note) -> None:
         # There may be thousands, such as parked records: one line per ten seconds.

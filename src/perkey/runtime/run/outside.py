@@ -20,7 +20,7 @@ from perkey.observe.group import GroupSource, wanted_of
 from perkey.observe.local import LocalServer
 from perkey.observe.orders import Answer, Order
 from perkey.observe.reports import Reporter
-from perkey.policies import DeadLetter, Park
+from perkey.policies import DeadLetter
 from perkey.runtime.door import since_boot
 from perkey.runtime.logs import event
 from perkey.runtime.run.control import Control, Controlled
@@ -271,9 +271,9 @@ class Outside:
         for topic in {*topics, *self._routes.literal}:
             if self._reads(topic):
                 policy = self._routes.options_of(topic).on_exhausted
-                if isinstance(policy, DeadLetter | Park):
+                if isinstance(policy, DeadLetter):
                     found.add(policy.topic_for(topic))
-        return sorted(found - {""})
+        return sorted(found)
 
     def _reads(self, topic: str) -> bool:
         try:

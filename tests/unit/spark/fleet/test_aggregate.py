@@ -15,7 +15,7 @@ def shot(name: str, waits: int) -> dict:
     blocker = {**place, "waiting_behind": waits, "done_beyond": 1}
     return {
         "shot": {
-            "state": "running", "partitions": [], "handlers": {}, "counts": {"parked_records_exported": 1},
+            "state": "running", "partitions": [], "handlers": {}, "counts": {"parked_records_gone": 1},
             "blockers": [blocker], "halts": [{"cause": "slots", "handler": name}], "holds": [name],
         },
         "latencies": {},
@@ -27,7 +27,7 @@ def test_the_worst_blockers_of_all_members_come_first():
     whole = merged("running", {1: shot("a", 3), 0: shot("b", 2)}, [], {"group": "g"})
     assert [(row["member"], row["offset"]) for row in whole["blockers"]] == [(1, 3), (0, 2)]
     assert [(row["member"], row["handler"]) for row in whole["halts"]] == [(0, "b"), (1, "a")]
-    assert (whole["holds"], whole["counts"]) == (["a", "b"], {"parked_records_exported": 2})
+    assert (whole["holds"], whole["counts"]) == (["a", "b"], {"parked_records_gone": 2})
 
 
 def test_the_records_parked_for_longest_come_first():
