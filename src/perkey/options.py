@@ -27,6 +27,7 @@ from perkey.policies import (
     Retry,
     Skip,
     is_topic,
+    letters_of,
 )
 from perkey.signatures import Returns, check_call, check_signature
 from perkey.types import DeliveryName, Ordering
@@ -266,13 +267,15 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
             )
     if isinstance(policy, DeadLetter) and policy.transform is not None:
         check_quick(f"{where}: DeadLetter(transform=...)", policy.transform, "redact")
-    if isinstance(policy, DeadLetter):
-        for topic in options.topics:
-            if policy.topic_for(topic) == topic:
-                raise ConfigError(
-                    f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
-                    'another, such as perkey.DeadLetter("{topic}.dlq")'
-                )
+    for topic in options.topics:
+        if letters_of(policy, topic) == topic:
+            like = 'DeadLetter("{topic}.dlq")'
+            if isinstance(policy, Park):
+                like = 'Park(dead_letter="{topic}.dlq")'
+            raise ConfigError(
+                f"{where}: the dead-letter topic {topic!r} is the topic it reads: name another, "
+                f"such as perkey.{like}"
+            )
 
 
 def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal
 
 from perkey.errors import ConfigError
@@ -12,6 +12,8 @@ from perkey.numeric import is_between, is_positive, is_seconds, is_whole
 from perkey.types import Record
 
 PARKED_S_MAX = 365 * 86_400
+#: the share of the offset map at which `Park(dead_letter=)` gives records up
+AT_MAP = 0.7
 BUDGET_NAME_CHARS_MAX = 100
 BUDGET_PER_S_MAX = 1e9
 BUDGET_IN_FLIGHT_MAX = 1_000_000
@@ -42,6 +44,15 @@ def is_topic(name: str) -> bool:
 def is_c_text(text: str) -> bool:
     """Whether librdkafka and PostgreSQL take it: the Kafka client aborts, or cuts it short."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _letters_topic(said: str, topic: str) -> None:
+    """Refuse a name that Kafka does not allow."""
+    if not is_topic(topic.replace("{topic}", "t")):
+        raise ConfigError(
+            f"{said} cannot be a topic: letters, digits, '.', '_' and '-', at most 249; "
+            "{topic} is the only placeholder"
+        )
 
 
 def _is_name(value: object) -> bool:
@@ -207,16 +218,58 @@ class Park:
 
     It stays parked also after a restart (with `Retry(remember=True)`).
     `release_after_s`: after this many seconds its attempts start over; None: only by a command.
+    `dead_letter`: a topic ("{topic}.dlq" is allowed). The oldest parked record of a partition is
+    given up as by `DeadLetter(dead_letter)` and its lane continues, one record at a time,
+    `at_map`: while so much of the partition's offset map is taken, above 0 to 1, and
+    `after_s`: when it has been parked for this many seconds.
     """
 
     release_after_s: float | None = None
+    dead_letter: str | None = None
+    at_map: float = AT_MAP
+    after_s: float | None = None
+    #: the former name of something else: refused
+    export: InitVar[object] = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, export: object) -> None:
+        if export is not None:
+            raise ConfigError(
+                f"Park(export={export!r:.80}): use Park(dead_letter={export!r:.80}), which gives "
+                "up the oldest parked record of a partition, one at a time"
+            )
         after = self.release_after_s
         if after is not None and not is_between(after, 0, PARKED_S_MAX):
             raise ConfigError(
                 f"Park(release_after_s={after!r}): give 0 to {PARKED_S_MAX} seconds, or None"
             )
+        if self.dead_letter is None:
+            for name, unset in (("at_map", AT_MAP), ("after_s", None)):
+                if (value := getattr(self, name)) != unset:
+                    raise ConfigError(
+                        f"Park({name}={value!r}) says when a record goes to the dead-letter topic: "
+                        'add dead_letter="{topic}.dlq"'
+                    )
+            return
+        if not _is_name(self.dead_letter):
+            raise ConfigError(f"Park(dead_letter={self.dead_letter!r}): give the name of a topic")
+        _letters_topic(f"Park(dead_letter={self.dead_letter!r:.80})", self.dead_letter)
+        if not is_positive(self.at_map) or self.at_map > 1:
+            raise ConfigError(f"Park(at_map={self.at_map!r}): give a share above 0, at most 1")
+        after = self.after_s
+        if after is not None and not (is_positive(after) and after <= PARKED_S_MAX):
+            raise ConfigError(
+                f"Park(after_s={after!r}): give a number of seconds above 0, at most "
+                f"{PARKED_S_MAX}, or None"
+            )
+        if after is not None and self.release_after_s is not None:
+            raise ConfigError(
+                "Park(release_after_s=, after_s=): give one of them: after its time a parked "
+                "record is either tried again or goes to the dead-letter topic"
+            )
+
+    def topic_for(self, source: str) -> str:
+        """The dead-letter topic of parked records from `source`; empty: none."""
+        return (self.dead_letter or "").replace("{topic}", source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +292,7 @@ class DeadLetter:
     def __post_init__(self) -> None:
         if not _is_name(self.topic):
             raise ConfigError(f"DeadLetter({self.topic!r}): give the name of a topic")
-        if not is_topic(self.topic_for("t")):
-            raise ConfigError(
-                f"DeadLetter({self.topic!r:.80}) cannot be a topic: letters, digits, '.', '_' and "
-                "'-', at most 249; {topic} is the only placeholder"
-            )
+        _letters_topic(f"DeadLetter({self.topic!r:.80})", self.topic)
         if self.on_missing not in ("error", "create"):
             raise ConfigError(
                 f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"'
@@ -278,6 +327,13 @@ class Stop:
 
 
 GivenUp = Park | DeadLetter | Skip | Stop
+
+
+def letters_of(policy: object, source: str) -> str:
+    """The topic to which records from `source` go by this policy, soon or later; empty: none."""
+    return policy.topic_for(source) if isinstance(policy, DeadLetter | Park) else ""
+
+
 #: `(record, error)` -> the outcome of this record; a `Retry`: retry it by that policy
 Decide = Callable[[Record[Any], BaseException], GivenUp | Retry]
 OnExhausted = GivenUp | Decide

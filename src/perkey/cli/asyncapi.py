@@ -22,7 +22,7 @@ from perkey.kafka.properties import canonical
 from perkey.kafka.schema import Schema
 from perkey.kafka.settings import check_addresses
 from perkey.options import HandlerOptions
-from perkey.policies import DeadLetter
+from perkey.policies import DeadLetter, letters_of
 from perkey.signatures import hints_of, members_of
 from perkey.types import Produce
 
@@ -131,17 +131,15 @@ class _Document:
                 },
             }
             policy = handler.on_exhausted
-            if isinstance(policy, DeadLetter):
+            if letters := letters_of(policy, topic):
                 names = [f"__dlq.errors.{one}" for one in _LETTER_HEADERS]
                 texts = {one: {"type": "string"} for one in names}
                 letter = {**read, "headers": {"type": "object", "properties": texts}}
-                if not policy.copy_value:
+                if isinstance(policy, DeadLetter) and not policy.copy_value:
                     letter["payload"] = {"type": "null"}
                 where = f"{name}.dead-letters"
                 kind = f"{handler.name}.dead-letter"
-                self.operations[where] = self._operation(
-                    "send", where, policy.topic_for(topic), kind, letter
-                )
+                self.operations[where] = self._operation("send", where, letters, kind, letter)
         if handler.output is not None:
             name = f"{handler.name}.output"
             # The one type of value that the handler's annotation names, if there is one

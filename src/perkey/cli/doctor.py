@@ -31,7 +31,7 @@ from perkey.kafka.admin import KafkaAdmin, TopicState
 from perkey.kafka.ports import KafkaUnavailable
 from perkey.observe import local
 from perkey.observe.http import check_serving
-from perkey.policies import DeadLetter
+from perkey.policies import letters_of
 from perkey.routing import Routes
 from perkey.runtime.run.preflight import RESET, connection_of, make_command, targets
 from perkey.spark.fleet.settings import check_java
@@ -242,8 +242,7 @@ class _Cluster:
 
     def _letters(self, source: str, states: dict[str, TopicState]) -> Iterator[Finding]:
         """Whether the dead letters of a topic keep their partition and their value."""
-        policy = self._routes.options_of(source).on_exhausted
-        topic = policy.topic_for(source) if isinstance(policy, DeadLetter) else ""
+        topic = letters_of(self._routes.options_of(source).on_exhausted, source)
         letters, read = states.get(topic), states.get(source)
         if letters is None or read is None:
             return

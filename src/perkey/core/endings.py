@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 TURN_WAIT_S = 1.0  # interval of checks for the turn of a record that arrived exhausted
 MATE_WAIT_S = 0.05  # interval of checks whether a batch has finished with a lane
+REFUSED_S = 30.0  # a parked record's refused dead letter is not sent again before
 
 
 class Endings:
@@ -207,6 +208,8 @@ class Endings:
         if error is None:
             work.outputs = sent
             self.handled(work)
+            if failure is not None and failure.given_up is not None:
+                partition.handler.relieve_at = 0.0
         elif failure is not None and failure.given_up is not None:
             self._no_dead_letter(work, failure, error)
         else:
@@ -305,7 +308,8 @@ class Endings:
                 self._state.retries.add(self._state.now + MATE_WAIT_S, work)
                 continue
             if work.state == states.PARKED:
-                self.release(work, "its time is over")
+                if work.parked_by is None or work.parked_by.after_s is None:
+                    self.release(work, "its time is over")  # otherwise relief.py gives it up
                 continue
             if failure.exhausted_by and work in partition.lanes.behind:
                 self._state.retries.add(self._state.now + TURN_WAIT_S, work)
@@ -352,6 +356,7 @@ class Endings:
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Count its attempts from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
+        failure.given_up = None
         failure.exhausted_by, failure.decision = "", None
         failure.waits_since, failure.ticket = None, -1
         failure.note(self._state.now, f"released: {why}")
@@ -361,7 +366,9 @@ class Endings:
     def _exhausted(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
         """Its attempts are used up."""
         policy = work.partition.handler.spec.on_exhausted
-        if isinstance(policy, GivenUp):
+        if failure.given_up == "dead_lettered" and work.parked_by is not None:
+            self.send_letter(work, failure, work.parked_by.topic_for(work.record.topic))
+        elif isinstance(policy, GivenUp):
             self._give_up(work, failure, policy)
         else:
             self._ask(work, failure, error)
@@ -409,6 +416,8 @@ class Endings:
             failure.keep(error._replace(message=f"{error.message}{before}"))
             self._state.count("on_exhausted_failed")
         decision.policy = outcome or Park()
+        if isinstance(outcome, Park) and outcome.dead_letter:
+            work.partition.handler.park = outcome
         self._give_up(work, failure, decision.policy)
 
     def _give_up(self, work: Work, failure: Failure, policy: GivenUp) -> None:
@@ -443,6 +452,7 @@ class Endings:
         work.outputs = None
         failure.given_up = None
         failure.exhausted_by = "other"
+        failure.own_due = self._state.now + REFUSED_S
         of_record = f"; the record failed: {failure.error.line}" if failure.error else ""
         failure.keep(ErrorInfo(error.type, f"{LETTER_REFUSED}{error.message[:200]}{of_record}"))
         failure.note(self._state.now, f"{LETTER_REFUSED}{error.message[:200]}")
@@ -457,6 +467,14 @@ class Endings:
         self._state.trouble(work, "parked")
         work.shed()
         self._state.put_away(work)
+
+    def relieve(self, work: Work, failure: Failure, why: str) -> None:
+        """A parked record is given up to the dead-letter topic of its `Park`."""
+        failure.given_up = "dead_lettered"
+        failure.exhausted_by = failure.exhausted_by or "policy"
+        failure.note(self._state.now, f"given up: {why}")
+        work.partition.unpark(work)
+        self._continue(work, failure)
 
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
@@ -479,21 +497,22 @@ class Endings:
 
     def _set_release(self, work: Work, failure: Failure, due: float | None = None) -> None:
         """Set when the policy releases the record, if it does; `due`: as it was set before."""
-        failure.due = self._state.now
+        failure.due, failure.ticket = self._state.now, -1
         released_at = self._released_at(work, due)
         if released_at is not None:
             self._state.retries.add(released_at, work)
 
     def _released_at(self, work: Work, due: float | None = None) -> float | None:
-        """When its policy releases a parked record; `due`: as it was set before."""
+        """When its policy releases a parked record, or gives it up; `due`: as it was set before."""
         policy = work.given_up_by
         if policy is None:  # it arrived parked, and the function's result is not remembered
             return due
         if not isinstance(policy, Park):
             return None
-        if policy.release_after_s is None:
+        after_s = policy.after_s if policy.release_after_s is None else policy.release_after_s
+        if after_s is None:
             return None
-        latest = self._state.now + policy.release_after_s
+        latest = self._state.now + after_s
         return latest if due is None else min(due, latest)
 
     # -- restored from the commit ------------------------------------------------------------------
@@ -532,8 +551,9 @@ class Endings:
         until = None
         if known.until_s is not None:  # a commit may not delay a record longer than its cause could
             until = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
-        released_at = self._released_at(work, until)
-        if known.parked and released_at is not None and released_at <= now:
+        released_at, policy = self._released_at(work, until), work.parked_by
+        timed = policy is not None and policy.after_s is not None
+        if known.parked and released_at is not None and released_at <= now and not timed:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
         failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by

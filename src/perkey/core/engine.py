@@ -21,6 +21,7 @@ from perkey.core.endings import Endings
 from perkey.core.engine_state import EngineState, Epochs
 from perkey.core.events import Limits
 from perkey.core.memory import Returns
+from perkey.core.relief import Relief
 from perkey.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Engine:
         self._commands = Commands(self.state, self._endings, self._batching)
         self._epochs = Epochs(self.state, self._commits, self._batching)
         self._returns = Returns(self.state, self._endings)
+        self._relief = Relief(self.state, self._endings)
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -470,6 +472,8 @@ class Engine:
                     partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
                 self._fill(handler)
+            if handler.park is not None and handler.standing and state.now >= handler.relieve_at:
+                self._relief.look(handler)
         for budget in state.budgets:
             budget.start([one for one in budget.handlers if self._may_start(one)])
         if state.shelving:

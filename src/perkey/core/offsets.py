@@ -375,6 +375,20 @@ class Reach:
             return self.limit
         return window.end if self.budget > 0 else max(self.farthest, self.frontier) + 1
 
+    @property
+    def share(self) -> float:
+        """How much of the room for starts is taken, by the measure with more room left.
+
+        That is the distance of the bit set, or, if starts are counted, the runs.
+        """
+        window, first = self.window, next(iter(self._offsets.incomplete), None)
+        if first is None:
+            return 0.0
+        distance = max(0, self._offsets.top + 1 - first) / max(1, self._near)
+        if window is None:
+            return distance
+        return min(distance, window.runs / max(1, self._under_pressure))
+
     # -- may it start ----------------------------------------------------------------------------
 
     def price(self, offset: int) -> int | None:

@@ -229,6 +229,14 @@ class Partition:
         if not lanes.far:
             self.handler.short_of_room.pop(self, None)
 
+    @property
+    def map_share(self) -> float:
+        """The taken share of the room for starts in the map.
+
+        1 while records wait for room and no running record could make some.
+        """
+        return 1.0 if self.lanes.far and not self._under_way() else self.reach.share
+
     def _under_way(self) -> int:
         """How many records have started and are not in the map yet."""
         if self.handler.spec.delivery == AT_MOST_ONCE:

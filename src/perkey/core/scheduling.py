@@ -28,6 +28,7 @@ from perkey.core.leases import Bucket
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
 from perkey.core.work import Call
+from perkey.policies import Park
 from perkey.types import Record
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Handler:
 
     __slots__ = (
         "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
-        "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages",
-        "parked", "plain", "remembers", "retries", "rotation", "short_of_room", "skipped",
-        "slots", "spec", "standing", "superseded", "timed",
+        "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages", "park",
+        "parked", "plain", "relieve_at", "remembers", "retries", "rotation", "short_of_room",
+        "skipped", "slots", "spec", "standing", "superseded", "timed",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -80,6 +81,11 @@ class Handler:
         self.flood = None if spec.brake is None else Flood(spec.brake)
         #: outages, by the value of `Hold.by`, or of the whole handler
         self.outages: dict[Hashable, Outage] = {}
+        policy = spec.on_exhausted
+        #: the `Park(dead_letter=)` of its parked records; for a function the last that it returned
+        self.park = policy if isinstance(policy, Park) and policy.dead_letter else None
+        #: the time of the next look whether one of them is to be given up
+        self.relieve_at = 0.0
         #: batch calls that handled something
         self.good_calls = 0
         # counts since the start

@@ -38,7 +38,7 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (MARKING, QUEUED): "mark withdrawn: no room in the map, or the epoch ends",
     (QUEUED, RETRYING): "its delay began before it came here",
     (QUEUED, PARKED): "parked before it came here",
-    (QUEUED, SENDING): "exhausted before it came here, DeadLetter",
+    (QUEUED, SENDING): "exhausted before it came here, or parked, and dead-lettered",
     (QUEUED, DONE): "exhausted before it came here, Skip",
     (QUEUED, COMMITTING): "the same (Commit each)",
     (QUEUED, PENDING): "exhausted before it came here (exactly_once)",

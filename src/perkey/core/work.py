@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perkey.codec.rider import error_hash
 from perkey.core.states import PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, RETRYING, InternalError
-from perkey.policies import GivenUp, Retry
+from perkey.policies import GivenUp, Park, Retry
 from perkey.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
@@ -158,6 +158,12 @@ class Work:
             return policy
         decision = None if self.failure is None else self.failure.decision
         return None if decision is None else decision.policy
+
+    @property
+    def parked_by(self) -> Park | None:
+        """Its Park policy; if it arrived parked, the last one that the function returned."""
+        policy = self.given_up_by or self.partition.handler.park
+        return policy if isinstance(policy, Park) else None
 
     @property
     def put_off(self) -> bool:
@@ -305,7 +311,7 @@ class Failure:
     batch_max: int = 0
     #: when the next attempt may start, or it is released, on the engine's clock
     due: float = 0.0
-    #: the same without a hold
+    #: the same without a hold; of a refused dead letter, when it may be sent again
     own_due: float = 0.0
     #: number of its entry in the schedule: older entries are ignored
     ticket: int = -1

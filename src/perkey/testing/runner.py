@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perkey.errors import ConfigError, FatalError
 from perkey.kafka.ports import OutMessage
 from perkey.ledger.policy import SqlLedger
-from perkey.policies import DeadLetter, Stop
+from perkey.policies import Stop, letters_of
 from perkey.testing.clock import VirtualClock
 from perkey.testing.memory_cluster import MemoryCluster
 from perkey.testing.memory_connection import MemoryKafka
@@ -67,9 +67,8 @@ def run(
         read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
         written = [handler.output for handler in app.handlers if handler.output is not None]
         for handler in app.handlers:
-            policy = handler.on_exhausted
-            if isinstance(policy, DeadLetter):
-                written += [policy.topic_for(topic) for topic in handler.topics]
+            letters = [letters_of(handler.on_exhausted, topic) for topic in handler.topics]
+            written += filter(None, letters)
         for topic in [*read, *(topic for topic in written if not topic.startswith("^"))]:
             ensure_topic(kafka, topic, partitions)
         put(kafka, records, read, partitions)

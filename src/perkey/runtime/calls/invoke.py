@@ -23,7 +23,7 @@ from perkey.core.work import Work
 from perkey.decoding import Undecodable, message_of
 from perkey.errors import Reject, RemoteError, RetryAfter
 from perkey.kafka.ports import OutMessage
-from perkey.policies import DeadLetter, GivenUp, Retry
+from perkey.policies import GivenUp, Retry, letters_of
 from perkey.runtime.calls.tracing import carried
 from perkey.runtime.logs import event
 from perkey.types import ErrorInfo, Produce, Raised, Record, _SameKey
@@ -268,7 +268,7 @@ def _wrong(outcome: object, topic: str) -> str:
         return "a coroutine: make it a plain `def`"
     if not isinstance(outcome, GivenUp | Retry):
         return f"{outcome!r:.80}: {RETURN_ONE}"
-    if isinstance(outcome, DeadLetter) and outcome.topic_for(topic) == topic:
+    if letters_of(outcome, topic) == topic:
         return f"{outcome!r:.80}, and {topic} is the topic it reads: name another"
     return ""
 

@@ -20,7 +20,7 @@ from perkey.observe.group import GroupSource, wanted_of
 from perkey.observe.local import LocalServer
 from perkey.observe.orders import Answer, Order
 from perkey.observe.reports import Reporter
-from perkey.policies import DeadLetter
+from perkey.policies import letters_of
 from perkey.runtime.door import since_boot
 from perkey.runtime.logs import event
 from perkey.runtime.run.control import Control, Controlled
@@ -270,10 +270,8 @@ class Outside:
         found = set()
         for topic in {*topics, *self._routes.literal}:
             if self._reads(topic):
-                policy = self._routes.options_of(topic).on_exhausted
-                if isinstance(policy, DeadLetter):
-                    found.add(policy.topic_for(topic))
-        return sorted(found)
+                found.add(letters_of(self._routes.options_of(topic).on_exhausted, topic))
+        return sorted(found - {""})
 
     def _reads(self, topic: str) -> bool:
         try:

@@ -15,7 +15,7 @@ from perkey.kafka.properties import canonical
 from perkey.observe import group_orders
 from perkey.observe.reports import TOPIC_CONFIG
 from perkey.options import HandlerOptions
-from perkey.policies import DeadLetter
+from perkey.policies import DeadLetter, letters_of
 from perkey.routing import Routes
 from perkey.runtime.logs import event
 from perkey.runtime.member.rebalance import names
@@ -192,17 +192,19 @@ def targets(
     for topic in topics:
         handler = handlers[routes.handler_of(topic)]
         policy = handler.on_exhausted
-        if not isinstance(policy, DeadLetter):
+        if not (target := letters_of(policy, topic)):
             continue
-        target = policy.topic_for(topic)
         if target == topic:
             raise ConfigError(
                 f"the dead-letter topic of {handler.name} is {topic!r}, which it reads: name "
                 'another, such as "{topic}.dlq"'
             )
-        if policy.on_missing == "create":
-            create.setdefault(target, []).append(topic)
-        wanted.setdefault(target, f"DeadLetter of {handler.name}")
+        if isinstance(policy, DeadLetter):
+            if policy.on_missing == "create":
+                create.setdefault(target, []).append(topic)
+            wanted.setdefault(target, f"DeadLetter of {handler.name}")
+        else:
+            wanted.setdefault(target, f"Park(dead_letter=) of {handler.name}")
     return wanted, create
 
 
