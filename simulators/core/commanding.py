@@ -96,6 +96,8 @@ def obey(world: World, member: Member, command: Command) -> None:
         target.offset not in life.passed or target.offset in life.refused
     ):  # else a second skip of what is done
         life.given_up.add(target.offset)
+        if life.relieved == target.offset:
+            life.relieved = None  # no letter of it is sent
         life.asked.pop(target.offset, None)
     member.freed_at = world.now
     member.perform()

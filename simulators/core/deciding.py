@@ -15,6 +15,7 @@ from simulators.core.world import World
 OUTCOMES: tuple[GivenUp | Retry | None, ...] = (
     Park(), Park(2.0), DeadLetter("dead"), Skip(), None,
     Retry(1, 0.1), Retry(2, 0.0), Retry(4, 1.0),
+    Park(dead_letter="dead", at_map=0.001), Park(dead_letter="dead", at_map=1.0, after_s=2.0),
 )  # fmt: skip
 
 

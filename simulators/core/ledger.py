@@ -113,6 +113,14 @@ class Life:
         self.running: set[int] = set()
         self.sending: set[int] = set()
         self.dead_letters: set[int] = set()
+        #: parked records by when they go to the dead-letter topic (relieving.py); the last one
+        #: that did, since when one has to, and when letters of parked records were refused
+        self.give_up_at: dict[int, float] = {}
+        self.relieved: int | None = None
+        self.relief_due_since: float | None = None
+        self.refused_at: dict[int, float] = {}
+        #: given up when their time was over: their attempts had started over, or had not yet
+        self.time_over: set[int] = set()
         #: until when; inf: until somebody releases it
         self.parked: dict[int, float] = {}
         #: by a command or what was remembered: as done without handling

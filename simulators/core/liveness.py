@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perkey.core import states
 from perkey.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from simulators.core import away, budgeted
+from simulators.core import away, budgeted, relieving
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.steered import calls_max, may_start, timeout_s
@@ -20,6 +20,10 @@ def check_liveness(world: World, member: Member) -> None:
         life = world.oracle.lives[partition]
         if life.state == "open":
             _commits_in_time(world, member, life)
+            relieving.look(life, world.now)
+            stands = member.user_paused or member.held or member.stop_at is not None or member.fatal
+            if not stands and may_start(member, partition.topic, partition.handler.index):
+                relieving.in_time(life, world.now)
             if _may_start(world, member, life) and budgeted.has_room(world, member, life):
                 _starts_in_time(world, member, life)
     _ends_asked_for(world, member)

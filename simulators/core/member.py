@@ -14,7 +14,7 @@ from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from perkey.types import TopicPartition
-from simulators.core import away, budgeted
+from simulators.core import away, budgeted, relieving
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -296,8 +296,15 @@ class Member:
                 answered(life, row, self.world.now, effect.command.id)
         self.unanswered = [one for one in self.unanswered if one is not effect.command]
 
-    def _nothing(self, effect: fx.Note) -> None:
-        """A line in the log."""
+    def _nothing(self, effect: fx.Troubled | fx.ReportLease) -> None:
+        """Nothing follows from it."""
+
+    def _note(self, effect: fx.Note) -> None:
+        where = effect.fields.get("topic"), effect.fields.get("partition")
+        life = self.oracle.lives.get(self.parts.get(where))  # type: ignore[arg-type]  # or none
+        if effect.event == relieving.LOG_LINE and life is not None:
+            self.oracle.stats[f"given up by {effect.fields['because']}"] += 1
+            relieving.noted(life, effect, self.world.now)
 
     def _drained(self, effect: fx.Drained) -> None:
         self.drained = True
@@ -472,7 +479,7 @@ _DOES: dict[type[Any], str] = {
     fx.Finished: "_finished",
     fx.CommitsStored: "_committed",
     fx.Answered: "_answered",
-    fx.Note: "_nothing",
+    fx.Note: "_note",
     fx.Troubled: "_nothing",
     fx.ReportLease: "_nothing",
     fx.Drained: "_drained",

@@ -28,6 +28,7 @@ from simulators.core import (
     mutants_logs,
     mutants_memory,
     mutants_parked,
+    mutants_relief,
     mutants_steered,
     profiles,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "mutants_logs",
     "mutants_memory",
     "mutants_parked",
+    "mutants_relief",
     "mutants_steered",
 ]
 

@@ -14,7 +14,7 @@ from perkey.core.work import Work
 from perkey.policies import DeadLetter, GivenUp, Skip
 from perkey.testing.memory import OffsetAndMetadata
 from perkey.types import TopicPartition
-from simulators.core import away, remembering
+from simulators.core import away, relieving, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 
@@ -163,6 +163,7 @@ class Oracle:
 
     def _may_start(self, life: Life, work: Work, offset: int, now: float) -> None:
         remembering.may_start(life, offset, now)
+        relieving.check_start(life, offset)
         again = offset in life.finished or (offset in life.passed and offset not in life.refused)
         attempt = life.attempts[offset] + 1
         for broken, name, what in (
@@ -327,6 +328,7 @@ class Oracle:
         if dead_letter and offset in life.given_up:
             life.dead_letters.add(offset)
         if dead_letter:
+            relieving.sending(life, offset)
             require(
                 offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
             )
@@ -344,6 +346,7 @@ class Oracle:
         elif offset in life.dead_letters:
             life.dead_letters.remove(offset)  # released later, it may have outputs
             life.given_up.discard(offset)
+            relieving.refused(life, offset, now)
             remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)
@@ -370,7 +373,8 @@ class Oracle:
         # Also what the log has no more: it was fetched, and is ours to handle.
         for offset in source.alive if source.alive >= life.polled else source.alive | life.polled:
             if offset in says and offset not in life.known and offset not in must:
-                if offset in life.marked or offset in life.given_up:
+                early = relieving.is_early(life, offset)
+                if (offset in life.marked or offset in life.given_up) and not early:
                     continue  # its batch waits for other marks
                 raise Violation("S2", f"{tp}@{offset} is committed as done and is not")
         self._complete(life, item, says, must | claims)
@@ -459,6 +463,8 @@ class Oracle:
         if offset in life.dead_letters:
             life.dead_letters.remove(offset)
             life.given_up.discard(offset)
+            life.passed.add(offset)  # its lane has gone on
+            relieving.refused(life, offset, now)
             remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)

@@ -356,7 +356,7 @@ def _parked(setup: Setup, rng: random.Random) -> Setup:
             spec,
             delivery=AT_LEAST_ONCE if spec.delivery == AT_MOST_ONCE else spec.delivery,
             retry=replace(spec.retry, attempts=rng.choice((1, 2)), remember=rng.random() < 0.9),
-            on_exhausted=Park(rng.choice((None, None, 0.0, 2.0))),
+            on_exhausted=_park(rng),
             rate_limit_per_s=ALL_STARTS_PER_S,
         )
         for spec in setup.specs
@@ -366,6 +366,14 @@ def _parked(setup: Setup, rng: random.Random) -> Setup:
     )
     limits = replace(setup.limits, forget_parked=True)
     return replace(setup, limits=limits, keys=rng.choice((2, 4, 12)), produce_max=12)
+
+
+def _park(rng: random.Random) -> Park:
+    """Half of them with a dead-letter topic, at shares that such short logs reach."""
+    if rng.random() < 0.5:
+        return Park(rng.choice((None, None, 0.0, 2.0)))
+    at_map, after_s = rng.choice(((0.0005, None), (0.001, None), (0.002, 5.0), (1.0, 2.0)))
+    return Park(dead_letter="dead", at_map=at_map, after_s=after_s)
 
 
 def _crowded(setup: Setup, rng: random.Random) -> Setup:

@@ -88,6 +88,12 @@ def park(
     if not isinstance(policy, GivenUp):  # it came parked
         life.parked[offset] = NEVER if due is None else due
         return
+    life.give_up_at.pop(offset, None)
+    if isinstance(policy, Park) and policy.after_s is not None:
+        latest = now + policy.after_s
+        life.give_up_at[offset] = latest if due is None else min(due, latest)
+        life.parked[offset] = NEVER
+        return
     after = policy.release_after_s if isinstance(policy, Park) else None
     latest = NEVER if after is None else now + after
     life.parked[offset] = latest if due is None or after is None else min(due, latest)
@@ -139,12 +145,12 @@ def check_rider(life: Life, item: fx.PlanItem, says: Claimed, now: float, *, roo
 def _check_entry(life: Life, one: Remembered, says: Claimed, now: float) -> None:
     offset, place = one.offset, f"{life.source.tp}@{one.offset}"
     require(offset not in says, "S12", f"{place} is done, and remembered")
-    if life.parked.get(offset, NEVER) <= now + SLACK:
+    if life.parked.get(offset, NEVER) <= now + SLACK or offset in life.time_over:
         return  # released, or about to be
     own = life.own_attempts[offset]
     require(one.attempts == own, "S12", f"{place} failed {own} times, the rider says {one}")
     parked = offset in life.parked
-    known = one.parked == parked or offset in life.came_spent
+    known = one.parked == parked or offset in life.came_spent or offset == life.relieved
     require(known, "S12", f"{place} is {'' if parked else 'not '}parked, the rider says {one}")
     if one.until_s is not None and not one.parked and offset in life.polled:
         due = life.not_before.get(offset, 0.0)

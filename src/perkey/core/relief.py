@@ -75,10 +75,10 @@ class Relief:
                 continue
             because = "at_map" if full else "after_s"
             self._going[partition.where] = work
-            self._endings.relieve(work, failure, f"{because}, {share:.0%} of the map is taken")
             self._state.note(
                 "warning", LOG_LINE, topic=partition.topic, partition=partition.number,
                 offset=work.offset, to=policy.topic_for(partition.topic), because=because,
                 map_share=round(share, 3),
             )  # fmt: skip
+            self._endings.relieve(work, failure, f"{because}, {share:.0%} of the map is taken")
             return
