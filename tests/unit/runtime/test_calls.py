@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support.bench import BENCHES, Bench
 from tests.support.waiting import wait_for
 
 import perkey
+import perkey.testing
 from perkey.core.states import DONE
 from perkey.runtime.calls import threads
 from perkey.runtime.calls.aio import SLICE_S, AsyncExecutor
@@ -177,6 +180,63 @@ def test_a_swallowed_cancellation_is_not_the_next_records() -> None:
         assert (begun, cancelling) == ([b"0", b"1"], [0, 0])
 
     on_loop(main)
+
+
+@pytest.mark.parametrize("burst_first", [False, True])
+def test_a_call_destroyed_after_its_loop_raises_nothing(burst_first: bool) -> None:
+    """Python destroys the burst and its worker in either order, and no task runs then."""
+    loop = asyncio.new_event_loop()
+    bench, begun, closed = async_bench(loop), threading.Event(), []
+
+    async def handler(_record: Record) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            closed.append(True)
+
+    bench.function = handler
+    bench.poll(1)
+    loop.run_until_complete(until(begun.is_set))
+    bench.executor.close()
+    (worker,) = bench.executor._workers
+    loop.close()
+    BENCHES.clear()
+    worker.task._log_destroy_pending = False
+    for coroutine in (worker.calls, worker.task.get_coro())[not burst_first :]:
+        coroutine.close()
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_call_that_never_lets_itself_be_cancelled_is_named(batched: bool, caplog: Any) -> None:
+    """In one line before the run has ended, and not by asyncio after it."""
+    caplog.set_level("INFO")
+    begun = threading.Event()
+    with perkey.testing.MemoryKafka() as kafka:
+        kafka.create_topic("t", 1)
+        kafka.produce("t", b"x")
+        servers = {"bootstrap.servers": kafka.bootstrap}
+        app = perkey.App(group="g", kafka=servers, drain_timeout_s=0.1)
+
+        async def handler(_record: Any) -> None:
+            begun.set()
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(WAIT_S)
+
+        batch = {"batch": perkey.Batch(max_records=1)} if batched else {}
+        app.consume("t", timeout_s=0.05, **batch)(handler)
+        running = threading.Thread(target=app.run)
+        running.start()
+        assert begun.wait(WAIT_S)
+        app.stop()
+        running.join(WAIT_S)
+    del app
+    gc.collect()
+    lines = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert sum("tasks have not ended when cancelled" in line for line in lines) == 1
+    assert not any("destroyed" in line for line in lines)
 
 
 @pytest.mark.parametrize("batched", [False, True])

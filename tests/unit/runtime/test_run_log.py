@@ -194,12 +194,29 @@ def test_lines_without_room_are_counted(told, monkeypatch, count, left_out):
     assert [line["count"] for line in told.lines()] == [left_out] * bool(left_out)
 
 
+def limited(timeout_s, *, began=0.0):
+    """A running call of a handler with this time-out."""
+    work = Work(7)
+    work.partition.handler.index, work.partition.handler.timeout_s = 0, timeout_s
+    work.since = began
+    return work
+
+
 @pytest.mark.parametrize(
-    ("left", "after"), [([Work(7)], "set timeout_s on the handler"), ([], "not acknowledged")]
+    ("left", "kind", "after"),
+    [
+        ([limited(None)], "async", "raise drain_timeout_s, or set timeout_s on the handler"),
+        ([limited(None)], "threads", "a call on a thread cannot be cancelled"),
+        ([limited(3.0)], "threads", "a call on a thread cannot be cancelled"),
+        ([limited(3.0)], "async", "run past timeout_s=3 and has not ended when cancelled"),
+        ([limited(3.0, began=5.0)], "async", "raise drain_timeout_s above timeout_s=3"),
+        ([limited(30.0)], "processes", "raise drain_timeout_s above timeout_s=30"),
+        ([], "async", "not acknowledged"),
+    ],
 )
-def test_a_drain_that_timed_out_names_what_it_waited_for(told, left, after):
-    """Without a running call, a longer time for handlers would not help."""
-    told.run_log.drain_timed_out(5.0, left)
+def test_a_drain_that_timed_out_names_what_it_waited_for(told, left, kind, after):
+    """The advice fits: no time-out is asked for where there is one, or where none can help."""
+    told.run_log.drain_timed_out(5.0, left, 6.0, [kind])
     (line,) = told.lines()
     assert line["running"] == len(left)
     assert after in line["next"]

@@ -83,6 +83,9 @@ def in_contexts(
         suspended()
         try:
             value = yield waits_for
+        except GeneratorExit:  # its loop has ended without it; the calls may be destroyed already
+            worker.context.run(calls.close)
+            raise
         except BaseException as error:  # a cancellation: the handler gets it first
             step, value = calls.throw, error
 
@@ -269,6 +272,8 @@ class AsyncExecutor(Executor):
             try:
                 returned = await function(work.record if decode is None else decode(work.record))
             except BaseException as error:
+                if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
+                    raise  # destroyed with its loop: no call ends, and the run is over
                 self._failed(worker, work, error, began)
             else:
                 if returned is None and worker.mark is None and plan.calls is None:

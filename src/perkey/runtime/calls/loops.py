@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -32,6 +32,22 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _abandon(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Report tasks that have swallowed their cancellation, here and not when they are destroyed."""
+    if not tasks:
+        return
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # asyncio's own switch
+    first = min(tasks, key=lambda task: (len(task.get_name()), task.get_name()))
+    event(
+        "warning",
+        "tasks have not ended when cancelled",
+        tasks=len(tasks),
+        first=getattr(first.get_coro(), "__qualname__", first.get_name()),
+        next="let asyncio.CancelledError through: catch it only to clean up, and raise it again",
+    )
 
 
 class HandlerLoop:
@@ -68,7 +84,9 @@ class HandlerLoop:
             for task in left:
                 task.cancel()
             if left:
-                self.loop.run_until_complete(asyncio.wait(left, timeout=TASKS_END_S))
+                waiting = asyncio.wait(left, timeout=TASKS_END_S)
+                _, swallowed = self.loop.run_until_complete(waiting)
+                _abandon(swallowed)
         finally:
             self.loop.close()
 

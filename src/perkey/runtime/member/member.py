@@ -344,7 +344,8 @@ class Member:
             # The drain took too long: cancel what can be cancelled, commit what is done.
             every = list(self.partitions.values())
             left = self.door.call(lambda engine, _: engine.running(every))
-            self.run_log.drain_timed_out(self.config.drain_timeout_s, left)
+            kinds = [plan.kind for plan in self.config.plans]
+            self.run_log.drain_timed_out(self.config.drain_timeout_s, left, now, kinds)
             for work in left:
                 self.executors[work.partition.handler.index].cancel(work, expired=False)
             self.door.post(lambda engine, now: engine.stop(now, "now"))

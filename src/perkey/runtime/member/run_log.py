@@ -136,25 +136,18 @@ class RunLog:
         else:
             self._left_out += 1
 
-    def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
-        """A stop did not wait any longer for these records."""
+    def drain_timed_out(
+        self, seconds: float, left: Sequence[Work], now: float, kinds: Sequence[str]
+    ) -> None:
+        """A stop did not wait any longer for these records; `kinds`: each handler's executor."""
         shown = [f"{w.partition.topic}[{w.partition.number}]@{w.record.offset}" for w in left]
-        after = (
-            "these are handled again after the next start: raise drain_timeout_s, or set timeout_s "
-            "on the handler"
-        )
-        if not left:
-            after = (
-                "no call runs: outputs or a commit were not acknowledged (see the lines before), "
-                "or app.results() is not read"
-            )
         self.line(
             "warning",
             "drain timed out",
             seconds=seconds,
             running=len(left),
             records=" ".join(shown[:DRAIN_SHOWN_MAX]),
-            next=after,
+            next=_after_drain(left, now, kinds),
         )
 
     # -- inside the door ---------------------------------------------------------------------------
@@ -252,6 +245,33 @@ class RunLog:
             count, self._left_out = self._left_out, 0
             self._add(Line("warning", "log lines were left out", {"count": count}, ""))
         return lines
+
+
+def _after_drain(left: Sequence[Work], now: float, kinds: Sequence[str]) -> str:
+    """What to do about calls that outlast the drain."""
+    if not left:
+        return (
+            "no call runs: outputs or a commit were not acknowledged (see the lines before), "
+            "or app.results() is not read"
+        )
+    again = "these are handled again after the next start: "
+    handlers = [work.partition.handler for work in left]
+    for work, handler in zip(left, handlers, strict=True):
+        kind, limit_s = kinds[handler.index], handler.timeout_s
+        if kind == "threads":
+            return (
+                f"{again}a call on a thread cannot be cancelled: set a time-out on what it waits "
+                "for, or raise drain_timeout_s"
+            )
+        if kind == "async" and limit_s is not None and now - work.since >= limit_s:
+            return (
+                f"{again}a call of {handler.name} has run past timeout_s={limit_s:g} and has not "
+                "ended when cancelled: let asyncio.CancelledError through"
+            )
+    if any(handler.timeout_s is None for handler in handlers):
+        return f"{again}raise drain_timeout_s, or set timeout_s on the handler"
+    longest_s = max(handler.timeout_s or 0.0 for handler in handlers)
+    return f"{again}raise drain_timeout_s above timeout_s={longest_s:g}"
 
 
 def _keep(kept: dict[Work, T], work: Work, value: T) -> None:
