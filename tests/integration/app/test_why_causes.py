@@ -238,8 +238,10 @@ def retrying(stage):
 
 
 def failing(stage):
-    retry = perkey.Retry(attempts=None, delay_s=0.001, delay_max_s=0.1)
-    stage.start(keyed("a", "b"), fails, retry=retry)
+    """Each record has failed once and waits: with short delays one of them may run just then."""
+    retry = perkey.Retry(attempts=None, delay_s=60.0)
+    stage.start(keyed(*"abcdefghij"), fails, retry=retry)
+    stage.until("retrying", run_log.FAILING_MIN)
 
 
 def parked(stage):
@@ -490,8 +492,8 @@ ROWS = (
     Row(results, "results", r"Nothing starts: the reader of app\.results\(\) is slower", "read faster"),
     Row(membership, "membership", r"Nothing starts: the polling thread was blocked", "a commit"),
     Row(rate_limit, "rate_limit", r"Calls of \S+ wait for its rate_limit_per_s", "raise rate_limit"),
-    Row(failing, "failing", r"Every attempt of fails has failed for [\d.]+ s: the last \d\d+, the latest "
-        r"with ValueError: no such customer\. Records that wait to be retried: 2\.",
+    Row(failing, "failing", r"Every attempt of fails has failed for [\d.]+ s: the last 10, the latest "
+        r"with ValueError: no such customer\. Records that wait to be retried: 10\.",
         "perkey pause --handler fails --reason TEXT"),
     Row(outage, "outage", r"The service that handler calls has been unavailable for [\d.]+ s: OSError: 503\. "
         r"Records wait",
