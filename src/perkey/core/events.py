@@ -189,7 +189,7 @@ Ended = Returned | Failed | Unhandled
 OutputsAnswer = tuple["Work", tuple[Sent, ...], ErrorInfo | None]
 #: a record whose outputs failed in a transaction, and the reason
 Stuck = tuple["Work", ErrorInfo]
-Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
+Verdict = Literal["stored", "retry", "missing", "too_large", "gone", "stop"]
 
 
 class Answer(NamedTuple):

@@ -81,17 +81,18 @@ def bounds(
 ) -> dict[tuple[str, int], Bounds]:
     """The bounds of the partitions that were answered in full; the others are left out.
 
-    Blocks, up to `timeout_s`, at least `LEAST_S`.
+    Blocks, up to `timeout_s`. A request has at least `LEAST_S`: an answer after `timeout_s` is
+    dropped.
     """
     answers: dict[tuple[str, int], dict[str, int]] = {where: {} for where in partitions}
     if not partitions:
         return {}
-    timeout_s = max(LEAST_S, timeout_s)
+    asked_s = max(LEAST_S, timeout_s)
     requests = list(product(specs, portions(partitions)))
     with _queue(consumer) as queue:
         for number, (spec, some) in enumerate(requests):
-            _send(consumer, queue, some, spec, number, timeout_s)
-        deadline = time.monotonic() + timeout_s + _GRACE_S
+            _send(consumer, queue, some, spec, number, asked_s)
+        deadline = time.monotonic() + timeout_s + (_GRACE_S if timeout_s == asked_s else 0.0)
         for _ in requests:  # all are in flight together
             number, found = _next_answer(queue, deadline - time.monotonic())
             for where, offset in found:

@@ -41,6 +41,10 @@ JOIN_END_S = 4.0
 CLOSE_LEAST_S = 0.5
 
 
+#: time limit for naming the leader of a partition whose log was not answered for
+LEADER_S = 0.5
+NO_LEADER = "no partition has a leader that answers"
+
 #: librdkafka's names for the two places that auto.offset.reset can point to
 EARLIEST = ("earliest", "smallest", "beginning")
 LATEST = ("latest", "largest", "end")
@@ -69,7 +73,12 @@ class _Asking:
         """Committed offsets with metadata, and both ends of the log."""
         deadline = time.monotonic() + timeout_s
         with self._open_to_ask():
-            held = [one for one in self._held(partitions, timeout_s) if not one.error]
+            try:
+                held = [one for one in self._held(partitions, timeout_s) if not one.error]
+            except KafkaUnavailable as error:
+                raise KafkaUnavailable(
+                    f"the group's coordinator has not returned its commits: {error}"
+                ) from error
             where = [(one.topic, one.partition) for one in held]
             latest = self._reset in LATEST and any(one.offset is None for one in held)
             specs: list[clib_offsets.Spec] = ["start", "end"]
@@ -78,7 +87,9 @@ class _Asking:
             left_s = max(0.1, deadline - time.monotonic())
             logs = clib_offsets.bounds_soon(self._consumer, where, specs, left_s)
         if partitions and not logs:
-            raise KafkaUnavailable("no partition has a leader that answers")
+            raise KafkaUnavailable(
+                self.leader_of(where[0]) if where and timeout_s > LEADER_S else NO_LEADER
+            )
         found = {}
         for place, one in zip(where, held, strict=True):
             if (log := logs.get(place)) is not None:
@@ -89,6 +100,21 @@ class _Asking:
                 found[place] = Found(one.offset, one.metadata, log.start, log.end, reset)
         return found
 
+    def leader_of(self, partition: ports.TopicPartition) -> str:
+        """The broker that leads this partition and has not answered."""
+        topic, number = partition
+        try:
+            with self._open_to_ask():
+                known = self._consumer.list_topics(topic, timeout=LEADER_S)
+        except (KafkaException, KafkaUnavailable):
+            return NO_LEADER
+        shown = known.topics.get(topic)
+        one = None if shown is None else shown.partitions.get(number)
+        broker = None if one is None else known.brokers.get(one.leader)
+        if broker is None:
+            return NO_LEADER
+        return f"its leader, broker {broker.id} ({broker.host}:{broker.port}), does not answer"
+
     def stable_ends(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
     ) -> dict[ports.TopicPartition, int]:
@@ -96,7 +122,7 @@ class _Asking:
         with self._open_to_ask():
             logs = clib_offsets.bounds_soon(self._consumer, partitions, ["stable_end"], timeout_s)
         if partitions and not logs:
-            raise KafkaUnavailable("no partition has a leader that answers")
+            raise KafkaUnavailable(NO_LEADER)
         return {where: log.stable_end for where, log in logs.items()}
 
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:

@@ -128,6 +128,12 @@ class ConsumerPort(Protocol):
         Raises KafkaUnavailable if nothing can be read.
         """
 
+    def leader_of(self, partition: TopicPartition) -> str:
+        """The broker that leads a partition whose log was not answered for, as a reason.
+
+        Empty if that is not known. May wait for half a second; any thread.
+        """
+
     def committed(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int | None, str]]:

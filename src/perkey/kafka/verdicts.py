@@ -23,8 +23,9 @@ TransactionVerdict = Literal["retry", "abort", "new_producer", "fenced", "fatal"
 class Family(NamedTuple):
     """Errors with the same verdicts, and the reason."""
 
-    #: of an offset commit: stored; retry within the same epoch; too_large: repeat without the map;
-    #: gone: the epoch is over; stop: end the run
+    #: of an offset commit: stored; retry within the same epoch; missing: the same, but a last
+    #: commit does not wait for it; too_large: repeat without the map; gone: the epoch is over;
+    #: stop: end the run
     commit: CommitVerdict
     #: of a poll: retry: librdkafka recovers by itself; rejoin: recreate the consumer, after a
     #: pause; report: log it and continue; stop: end the run
@@ -148,7 +149,7 @@ FAMILIES: tuple[Family, ...] = (
         "_VALUE_DESERIALIZATION",
     ),
     Family(
-        "retry", "report", "refused", "abort",
+        "missing", "report", "refused", "abort",
         "the topic or the partition does not exist: create it or correct the name",
         "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _UNKNOWN_PARTITION UNKNOWN_TOPIC_ID TOPIC_EXCEPTION",
     ),

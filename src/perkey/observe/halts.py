@@ -163,6 +163,18 @@ def _broker(halt: Row) -> tuple[str, str]:
     ), BROKER_NEXT
 
 
+def _membership(halt: Row) -> tuple[str, str]:
+    if halt.get("reason"):
+        return (
+            f"Nothing starts: the polling thread has waited for {halt['reason']}, and no broker "
+            "answered: membership must be confirmed first."
+        ), "a commit confirms it: restore the broker, whose failed connections are in the log"
+    return (
+        "Nothing starts: the polling thread was blocked, so membership must be confirmed first.",
+        "a commit confirms it; was the process suspended, or the machine overloaded?",
+    )
+
+
 def _unread(halt: Row) -> tuple[str, str]:
     about = {"place_for_s": halt.get("for_s", 0.0), "place_reason": halt.get("reason", "unknown")}
     one = unread_sentence({**halt, **about, "place": halt["cause"]})
@@ -329,10 +341,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         "Nothing starts: the reader of app.results() is slower than the handlers.",
         "read faster, or stop reading",
     ),
-    "membership": lambda halt: (
-        "Nothing starts: the polling thread was blocked, so membership must be confirmed first.",
-        "a commit confirms it; was the process suspended, or the machine overloaded?",
-    ),
+    "membership": _membership,
     "broker": _broker,
     "refused": lambda halt: (
         f"The brokers refuse the login: {halt.get('reason', 'no reason given').rstrip('.')}.",

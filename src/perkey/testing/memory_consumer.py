@@ -310,6 +310,10 @@ class MemoryConsumer:
                         raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
                     return found
 
+    def leader_of(self, partition: TopicPartition) -> str:
+        """Nothing: there is one broker."""
+        return ""
+
     def committed(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int | None, str]]:

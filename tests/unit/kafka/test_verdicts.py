@@ -85,7 +85,7 @@ def test_a_code_of_the_future_ends_no_run(code) -> None:
         ("_TIMED_OUT", "retry"),
         ("_TRANSPORT", "retry"),
         ("_WAIT_COORD", "retry"),
-        ("UNKNOWN_TOPIC_OR_PART", "retry"),
+        ("UNKNOWN_TOPIC_OR_PART", "missing"),
         ("OFFSET_METADATA_TOO_LARGE", "too_large"),
         ("ILLEGAL_GENERATION", "retry"),
         ("UNKNOWN_MEMBER_ID", "gone"),

@@ -437,6 +437,15 @@ def test_of_several_causes_the_first_is_named_and_its_consequences_last():
     assert {one.next for one in told[3:]} == {"a consequence of the first line, or temporary"}
 
 
+def test_a_polling_thread_that_waited_for_a_broker_blames_no_machine():
+    """What it waited for is named; without that the process was suspended, or had no processor."""
+    (one,) = why(shot(halts=[{"cause": "membership", "reason": "the last commit"}]))
+    assert "the polling thread has waited for the last commit, and no broker answered" in one.text
+    assert "overloaded" not in one.next
+    (one,) = why(shot(halts=[{"cause": "membership"}]))
+    assert "was the process suspended, or the machine overloaded?" in one.next
+
+
 THREAD = "a thread cannot be cancelled"
 ENDS = {
     ("async", None): "timeout_s on @app.consume would end it; none is set",

@@ -171,6 +171,48 @@ def test_the_last_commit_is_given_up_where_no_one_answers(
     assert next(seconds) <= committing.LAST_COMMIT_S + 2
 
 
+def test_the_last_commit_of_a_deleted_topic_is_not_repeated_for_long(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its brokers refuse it for good: the polling thread was blocked for three seconds."""
+    tenths = count()
+    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(tenths) / 10))
+    member.consumer.answers = ["missing"] * 100
+    assert not last(member)
+    assert member.consumer.stored == []
+    assert next(tenths) / 10 <= committing.LAST_MISSING_S + 0.3
+
+
+def test_a_last_commit_is_repeated_for_a_topic_that_a_broker_does_not_know_yet(
+    member: Member,
+) -> None:
+    """Its metadata may be a moment old."""
+    member.consumer.answers = ["missing"]
+    assert last(member)
+
+
+def test_a_wait_for_a_broker_is_named_where_it_blocks_the_polling_thread(
+    member: Member, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until membership is confirmed; the machine is not blamed for it."""
+    now = [1000.0]
+    for module in (door, committing):
+        monkeypatch.setattr(module, "since_boot", lambda: now[0])
+    member.lease.renew()
+    with member.lease.waits("the last commit"):
+        now[0] += SUSPENDED_S + 1
+    assert "blocked seconds=2.0 waited_for='the last commit'" in caplog.text
+    assert member.lease.waited_for == "the last commit"
+    member.lease.renew()
+    member.committer.send_planned()
+    ((sequence, _),) = member.committer._sent.values()
+    member.lease.answered(sequence, stored=True)
+    assert member.lease.waited_for == ""
+    with member.lease.waits("the last commit"):
+        assert member.lease.waited_for
+    assert member.lease.waited_for == ""
+
+
 @pytest.mark.parametrize("verdict", ["gone", "stop"])
 def test_the_last_commit_is_given_up_where_it_cannot_be_stored(
     member: Member, verdict: str

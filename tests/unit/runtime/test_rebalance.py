@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.waiting import wait_for
 import perkey
 from perkey.kafka.consumer import KafkaConsumer
 from perkey.kafka.ports import KafkaUnavailable, TransactionEnd
+from perkey.runtime.door import SUSPENDED_S
 from perkey.runtime.member import member
 from perkey.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
 from perkey.testing import MemoryKafka
@@ -27,12 +29,14 @@ class GroupMembership:
     def __init__(self, *, may_block: bool) -> None:
         self.later: list[Any] = []
         self.looks: list[int] = []
+        self.limits: list[float] = []
         self.now = lambda: 0.0
         self.background = self.later.append
         self.consumer = SimpleNamespace(assign_may_block=may_block, find=self.find)
 
     def find(self, partitions: Any, timeout_s: float) -> dict[Any, Any]:
         self.looks.append(threading.get_ident())
+        self.limits.append(timeout_s)
         raise KafkaUnavailable("nobody answers")
 
 
@@ -41,7 +45,8 @@ def rebalance(membership: GroupMembership, *under_way: bool) -> Rebalance:
     unused: Any = None
     looks = list(under_way)
     committer: Any = SimpleNamespace(under_way=lambda _: bool(looks) and looks.pop(0))
-    return Rebalance(membership, unused, committer, unused, unused, unused)
+    lease: Any = SimpleNamespace(waits=lambda _what: nullcontext())
+    return Rebalance(membership, unused, committer, lease, unused, unused)
 
 
 def assign(membership: GroupMembership) -> dict[Any, int]:
@@ -63,6 +68,17 @@ def test_other_protocols_read_before_the_assignment_is_taken() -> None:
     assert assign(membership) == {}
     assert membership.looks == [threading.get_ident()]
     assert len(membership.later) == 1
+
+
+def test_an_assignment_does_not_block_the_polling_thread_for_a_dead_broker(caplog) -> None:
+    """Blocked for longer than a suspended process, it blamed the machine (three nodes, one killed)."""
+    caplog.set_level("INFO")
+    membership = GroupMembership(may_block=True)
+    listener = rebalance(membership)
+    listener.on_assigned([("t", 0)])
+    assert max(membership.limits) <= SUSPENDED_S / 2
+    assert listener.waiting[("t", 0)].reason == "nobody answers"
+    assert "assigned, waits for offsets partitions=t[0] reason='nobody answers'" in caplog.text
 
 
 @pytest.mark.parametrize("may_block", [False, True])

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from perkey.core import effects as fx
 from perkey.core import states
@@ -38,6 +39,8 @@ READ_S = 5.0
 LAST_COMMIT_S = 3.0
 #: of that, how long to wait for one answer before the commit is read back again
 LAST_ANSWER_S = 1.0
+#: how long a last commit is repeated for topics that do not exist: a broker may not know them yet
+LAST_MISSING_S = 0.3
 AGAIN_S = 0.05
 #: after so long a new epoch starts without the answer; if it still comes, commits are repeated
 ANSWER_S = 5.0
@@ -137,7 +140,8 @@ class Committer:
     def send_last(self, partitions: Sequence[Partition]) -> bool:
         """Send one last commit of a last snapshot, wait for its answer; whether it was stored."""
         membership = self._membership
-        deadline = time.monotonic() + LAST_COMMIT_S
+        began = time.monotonic()
+        deadline = began + LAST_COMMIT_S
         where = [partition.where for partition in partitions]
         while self.under_way(where, RESENT_S) and time.monotonic() < deadline - LAST_ANSWER_S:
             self.take(membership.consumer.commit_answers(AGAIN_S))
@@ -151,7 +155,9 @@ class Committer:
             verdicts = {answer.verdict for answer in answers}
             if verdicts == {"stored"}:
                 return True
-            if verdicts and not verdicts & {"retry", "too_large"}:
+            if "missing" in verdicts and time.monotonic() - began >= LAST_MISSING_S:
+                verdicts.remove("missing")  # of a deleted topic: nothing of it is left to commit
+            if answers and not verdicts & {"retry", "missing", "too_large"}:
                 return False  # without an answer it may be stored or not: it is sent once more
             self.take(membership.consumer.commit_answers(AGAIN_S))
         return False
@@ -211,6 +217,21 @@ class Lease:
         #: sequence of the commit that proves it; None if none is in flight
         self._proof: int | None = None
         self._ask_at = 0.0
+        #: what the polling thread waits for, or has waited for while membership is in doubt; read
+        #: by any thread
+        self.waited_for = ""
+
+    @contextmanager
+    def waits(self, what: str) -> Iterator[None]:
+        """The polling thread waits for a broker: if for long, this is why it was blocked."""
+        self.renew()
+        self.waited_for = what
+        try:
+            yield
+        finally:
+            self.renew()
+            if not self._membership.door.in_doubt:
+                self.waited_for = ""
 
     def renew(self) -> None:
         """The polling thread runs a round."""
@@ -222,6 +243,7 @@ class Lease:
                 "warning",
                 "the polling thread was blocked",
                 seconds=round(now - door.round_at, 3),
+                **({"waited_for": self.waited_for} if self.waited_for else {}),
             )
         door.round_at = now
         if door.in_doubt:
@@ -246,5 +268,5 @@ class Lease:
 
     def _lift(self) -> None:
         door = self._membership.door
-        door.in_doubt, self._proof = False, None
+        door.in_doubt, self._proof, self.waited_for = False, None, ""
         door.post(lambda engine, now: engine.halt(now, "membership", on=False))

@@ -28,6 +28,8 @@ from perkey.runtime.member.member_config import MemberConfig
 from perkey.types import TopicPartition
 
 FIND_S = 5.0
+#: time limit inside the rebalance callback, which blocks all other partitions
+ASSIGN_FIND_S = 0.5
 FIND_AGAIN_S = 0.5
 ANSWER_AGAIN_S = 0.02
 CANCEL_GRACE_S = 0.5
@@ -40,6 +42,9 @@ REJOIN_LEAVE_S = 2.0
 REJOIN_LOOK_S = 0.05
 
 
+NOT_YET, NO_LEADER = "not looked up yet", "it has no leader that answers"
+
+
 class Waiting(NamedTuple):
     """An assigned partition whose start offset could not be read yet."""
 
@@ -47,7 +52,7 @@ class Waiting(NamedTuple):
     token: int
     since: float
     #: why its start is not known
-    reason: str = "not looked up yet"
+    reason: str = NOT_YET
 
 
 class _Look(NamedTuple):
@@ -108,14 +113,16 @@ class Rebalance:
         if not self._membership.consumer.assign_may_block or self._committer.under_way(partitions):
             self.find_later(partitions)
             return {}
-        try:
-            found = self._membership.consumer.find(partitions, FIND_S)
-        except KafkaUnavailable as error:
-            event("warning", "assigned, offsets unreadable", reason=str(error))
-            found = {}
-        if left := [where for where in partitions if where not in found]:
-            self.find_later(left)
-        return self._assigned(found, began) if found else {}
+        reason = NO_LEADER
+        with self._lease.waits("the start offsets of its assignment"):
+            try:
+                found = self._membership.consumer.find(partitions, ASSIGN_FIND_S)
+            except KafkaUnavailable as error:
+                found, reason = {}, str(error)
+            if left := [where for where in partitions if where not in found]:
+                event("info", "assigned, waits for offsets", partitions=names(left), reason=reason)
+                self.find_later(left, reason)
+            return self._assigned(found, began) if found else {}
 
     def _assigned(
         self, found: dict[TopicPartition, Found], began: float
@@ -126,10 +133,10 @@ class Rebalance:
         self._config.on_found(found)
         return starts
 
-    def find_later(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read their offsets in the background and start them then."""
+    def find_later(self, partitions: Sequence[TopicPartition], reason: str = NOT_YET) -> None:
+        """Read their offsets in the background and start them then; `reason`: why not before."""
         token, began = self._assignments, self._membership.now()
-        self.waiting.update(dict.fromkeys(partitions, Waiting(token, began)))
+        self.waiting.update(dict.fromkeys(partitions, Waiting(token, began, reason)))
         look = _Look(list(partitions), token, began, began + LOG_S)
         self._look(look)
 
@@ -157,9 +164,11 @@ class Rebalance:
         left = [where for where in look.partitions if self._waits(where, look.token)]
         if not left:
             return
-        reason = "it has no leader that answers"
+        reason = NO_LEADER
         try:
             found = self._membership.consumer.find(left, FIND_S)
+            if silent := [where for where in left if where not in found]:
+                reason = self._membership.consumer.leader_of(silent[0]) or NO_LEADER
         except Exception as error:  # of any kind: it is looked up again, or never started
             found, reason = {}, str(error) or type(error).__name__
         self._membership.on_poll_thread(partial(self._found, look, left, found, reason))
@@ -199,7 +208,9 @@ class Rebalance:
         for where in ours:
             del self.waiting[where]
         if ours:
-            for where, offset in self._assigned(ours, began).items():
+            with self._lease.waits("the ids of the topics of its assignment"):
+                starts = self._assigned(ours, began)
+            for where, offset in starts.items():
                 self._membership.consumer.begin(where, offset)
 
     def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
@@ -256,7 +267,8 @@ class Rebalance:
             cancelled_by = self._membership.now() + grace_s
             self._wait(partial(quiet, ours), lambda: cancelled_by)
         ended = self._end_transactions(ours)
-        stored = self._committer.send_last(ours) and ended
+        with self._lease.waits("the last commit of revoked partitions"):
+            stored = self._committer.send_last(ours) and ended
         membership.door.call(lambda engine, now: engine.closed(now, ours))
         self._forget(ours)
         if partitions:  # a member that has none leaves, too
