@@ -289,7 +289,7 @@ class Runs:
     def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
         check_token_file(url, token_file)
         self._url, self._token_file, self._group = url, token_file, group
-        #: name of a run -> the error when it was queried
+        #: member, or name of a run -> the error when it was queried
         self.silent: dict[str, str] = {}
 
     def known(self, *, several: bool = False) -> list[tuple[str, Callable[..., Any], Any]]:
@@ -298,10 +298,18 @@ class Runs:
         `several`: runs of several groups are allowed; a command is for one group only.
         """
         asks: dict[str, Callable[[Mapping[str, Any]], Any]]
+        named: set[str] = set()  # groups of runs, also of those that are not asked
         if self._url is not None:
             asks = {self._url: partial(by_url, self._url, self._token_file)}
         else:
-            asks = {path.stem: partial(local.ask, path) for path in local.runs()}
+            asks = {}
+            for path in local.runs():
+                about = local.about(path)
+                if about is not None:
+                    named.add(about.group)
+                if about is None or self._group in (None, about.group):
+                    name = path.stem if about is None else about.member
+                    asks[path.stem if name in asks else name] = partial(local.ask, path)
         found = []
         for name, ask in asks.items():
             try:
@@ -310,15 +318,15 @@ class Runs:
                 if len(asks) == 1:
                     raise
                 self.silent[name] = str(error)
-        if not asks:
+        if not asks and not named:
             raise ConfigError(
                 "no running Perkey app found on this machine: start one with `perkey run` (or "
                 "PERKEY_SOCKET=1), or give --url"
             )
-        groups = sorted({answer["group"] for _, _, answer in found})
+        groups = sorted({answer["group"] for _, _, answer in found} | named)
         if self._group is not None:
             found = [one for one in found if one[2]["group"] == self._group]
-            if not found:
+            if not found and not self.silent:
                 raise ConfigError(
                     f"no member of group {self._group} runs here, only of {', '.join(groups)}"
                 )
@@ -343,7 +351,7 @@ class Runs:
                 continue
             answers += found["answers"]
             expected |= set(found["members"])
-        expected -= {one["member"] for one in answers}
+        expected -= {one["member"] for one in answers} | self.silent.keys()
         missing = [{"member": name, "detail": why} for name, why in sorted(self.silent.items())]
         missing += [
             {

@@ -14,6 +14,7 @@ from perkey.cli.topics import check_topic
 from perkey.errors import ConfigError, FatalError
 from perkey.kafka.connect import Connection, WordsPort
 from perkey.kafka.ports import AdminPort, Delivery, OutMessage, Word
+from perkey.observe import local
 from perkey.observe.group_orders import (
     ANSWER,
     BEAT,
@@ -49,6 +50,8 @@ class ByTopic:
         self._topic, self._group, self._bootstrap = topic, group, kafka.bootstrap_servers
         self._connection: Connection = connected(kafka, group)
         self._reason = ""
+        #: its members on this machine that cannot answer -> their process
+        self._suspended: dict[str, str] = {}
         #: records of a control topic, and others
         self._ours = self._others = False
 
@@ -86,12 +89,17 @@ class ByTopic:
                 reason = self._reason or "no answer" if error is None else error.line
                 raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
             limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
+            self._suspended = local.suspended(self._group)
             asked = partial(self._missing, words, members, limit_s, later=lasts(given))
+
+            def all_came() -> bool:
+                return all(one["member"] in self._suspended for one in asked())
+
             later = partial(self._replaced_by, words, place, sent.offset)
             if members or _following(words):  # one that starts beats before it joins the group
-                _within(limit_s, lambda: not asked() or bool(later()))
+                _within(limit_s, lambda: all_came() or bool(later()))
                 if later():  # members that obeyed it before that have their answers on the way
-                    _within(REPLACED_S, lambda: not asked())
+                    _within(REPLACED_S, all_came)
             missing = [{**one, "detail": later() or one["detail"]} for one in asked()]
             return [answer for _, answer in _answers(words.last())], missing
 
@@ -163,13 +171,11 @@ class ByTopic:
         self, words: WordsPort, members: int, limit_s: float, *, later: bool = False
     ) -> list[Row]:
         answered = {answer["member"] for _, answer in _answers(words.last())}
-        here = _following(words)
+        here = _following(words) | self._suspended.keys()
+        silent = f"it follows {self._topic} and has not answered in {limit_s:g} s"
+        why = {name: local.suspended_text(pid) for name, pid in self._suspended.items()}
         missing = [
-            {
-                "member": name,
-                "detail": f"it follows {self._topic} and has not answered in {limit_s:g} s",
-            }
-            for name in sorted(here - answered)
+            {"member": name, "detail": why.get(name, silent)} for name in sorted(here - answered)
         ]
         if (more := members - len(here | answered)) > 0:
             verb = "does" if more == 1 else "do"

@@ -3,6 +3,7 @@
 The protocol is one line of JSON each way. The folder belongs to the user (mode 0700), the sockets
 have mode 0600. A run removes its socket when it ends, so a socket without a process means that the
 run was killed: the first command that finds it renames it, and all report it for ten minutes.
+Beside each socket is a file with the run's group and member, for a process that cannot answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perkey import guard
 from perkey.errors import ConfigError, PerkeyError
@@ -26,6 +27,9 @@ from perkey.observe.asking import Source, answer, commands, is_answer, obeyed, q
 ANSWER_S = 5.0
 #: a member waits up to 10 s for the commit that makes a skip final
 COMMAND_ANSWER_S = 12.0
+#: limit for a process that is suspended: it answers only if it is resumed in that moment
+SUSPENDED_ANSWER_S = 0.5
+ABOUT_BYTES_MAX = 4_096
 ASKED_BYTES_MAX = 64 * 2**10
 ANSWER_BYTES_MAX = 256 * 2**20
 #: longest path of a unix socket, with a margin
@@ -34,6 +38,13 @@ PATH_BYTES_MAX = 100
 GONE_SHOWN_S = 600.0
 #: distinguishes several apps of one process
 _numbers = itertools.count()
+
+
+class About(NamedTuple):
+    """Whose run a socket is, known without asking its process."""
+
+    group: str
+    member: str
 
 
 class NotAnswering(PerkeyError):
@@ -115,9 +126,19 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         before = os.umask(0o177)
         try:
             super().__init__(str(self.path), _Handler)
+            self._write_about()
         finally:
             os.umask(before)
         guard.thread("perkey-socket", self.serve_forever).start()
+
+    def _write_about(self) -> None:
+        shots = self.source.members()
+        app = shots[0].get("app", {}) if shots else {}
+        given = {"group": app.get("group", ""), "member": app.get("member", "")}
+        with contextlib.suppress(OSError):  # without it a process that cannot answer has no name
+            about = self.path.with_suffix(".about")
+            about.unlink(missing_ok=True)  # of an earlier process with the same id
+            about.write_text(json.dumps(given))
 
     def handle_error(self, _request: Any, _address: Any) -> None:
         """One client's errors do not affect others."""
@@ -126,6 +147,7 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         """Remove the socket, then stop answering: a socket without answers means a killed run."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+        self.path.with_suffix(".about").unlink(missing_ok=True)
         self.shutdown()
         self.server_close()
 
@@ -143,6 +165,9 @@ def runs() -> list[Path]:
             continue  # it ended just now
         if not stat.S_ISSOCK(known.st_mode) or known.st_uid != os.getuid():
             continue
+        if is_suspended(pid_of(path)):
+            alive.append(path)
+            continue
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
             one.settimeout(ANSWER_S)
             try:
@@ -150,10 +175,11 @@ def runs() -> list[Path]:
             except ConnectionRefusedError:
                 # Left by a killed process, or by an earlier one with the same id
                 with contextlib.suppress(OSError):
-                    if _is_gone(path.stem.partition("-")[0]):
+                    if _is_gone(pid_of(path)):
                         os.utime(path.rename(path.with_suffix(".gone")))
                     else:
                         path.unlink()
+                        path.with_suffix(".about").unlink(missing_ok=True)
                 continue
             except FileNotFoundError:
                 continue
@@ -161,6 +187,42 @@ def runs() -> list[Path]:
                 pass  # it exists but is busy: a query will report that
         alive.append(path)
     return alive
+
+
+def pid_of(path: Path) -> str:
+    """The process id in the name of a socket."""
+    return path.stem.partition("-")[0]
+
+
+def about(path: Path) -> About | None:
+    """The group and member of a socket's run; None if that is not known."""
+    place = path.with_suffix(".about")
+    try:
+        known = place.lstat()
+        if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid():
+            return None
+        with place.open("rb") as file:
+            found = json.loads(file.read(ABOUT_BYTES_MAX))
+        return About(str(found["group"]), str(found["member"])) if found["group"] else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def suspended(group: str) -> dict[str, str]:
+    """The members of this group whose process on this machine is suspended, and its id."""
+    places = [path for path in runs() if is_suspended(pid_of(path))]
+    known = [(about(path), pid_of(path)) for path in places]
+    return {one.member: pid for one, pid in known if one is not None and one.group == group}
+
+
+def is_suspended(pid: str) -> bool:
+    """Whether a process of this user is stopped (SIGSTOP, Ctrl-Z)."""
+    try:
+        state = guard.state_of(Path(f"/proc/{pid}"))
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return False
+    return state == "T" and uid == os.getuid() and pid != "1"
 
 
 def _is_gone(pid: str) -> bool:
@@ -181,22 +243,27 @@ def gone() -> list[tuple[str, float]]:
             ago_s = max(0.0, time.time() - path.lstat().st_mtime)
             if ago_s > GONE_SHOWN_S:
                 path.unlink()
+                path.with_suffix(".about").unlink(missing_ok=True)
             else:
                 found.append((path.stem, ago_s))
     return found
 
 
+def suspended_text(pid: str) -> str:
+    """What to do about a suspended process."""
+    return f"its process is suspended; resume it with kill -CONT {pid}"
+
+
 def _silent_because(pid: str) -> str:
     """Why the process of a run does not answer, as far as the system knows."""
+    if is_suspended(pid):
+        return f": {suspended_text(pid)}"
     try:
-        state = guard.state_of(Path(f"/proc/{pid}"))
         uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return ""
     if uid != os.getuid() or pid == "1":
         return ""  # the number of an ended process, in use by another one
-    if state == "T":
-        return f": its process is suspended; resume it with kill -CONT {pid}"
     return (
         ": its process runs, but its Python code does not: C code of a handler may hold the "
         f"interpreter lock (py-spy dump --pid {pid} shows where), or the machine is overloaded"
@@ -207,6 +274,8 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """The answer of one run. Raises NotAnswering, or ConfigError for a query that it refuses."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
         limit_s = COMMAND_ANSWER_S if question["ask"] == "control" else ANSWER_S
+        if is_suspended(pid_of(path)):
+            limit_s = min(limit_s, SUSPENDED_ANSWER_S)
         one.settimeout(limit_s)
         try:
             one.connect(str(path))
@@ -214,8 +283,8 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
             with one.makefile("rb") as stream:
                 line = stream.readline(ANSWER_BYTES_MAX)
         except TimeoutError:
-            why = _silent_because(path.stem.partition("-")[0])
-            raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s{why}") from None
+            why = _silent_because(pid_of(path))
+            raise NotAnswering(f"{path.name}: no answer within {limit_s:g} s{why}") from None
         except OSError as error:
             raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None
     try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -122,6 +125,69 @@ def test_a_run_that_does_not_answer_is_an_exit_1(members, capsys):
     assert code == 1
     assert "m1: done" in out
     assert "no answer" in out
+
+
+@pytest.fixture
+def suspended():
+    """A suspended process with a socket where no code answers, of a member of a group; its id."""
+    children, sockets = [], []
+
+    def make(group: str, member: str) -> int:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        children.append(child)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        path = folder() / f"{child.pid}-0.sock"
+        sockets.append(socket.socket(socket.AF_UNIX))
+        sockets[-1].bind(str(path))
+        sockets[-1].listen()
+        about = {"group": group, "member": member}
+        path.with_suffix(".about").write_text(json.dumps(about))
+        return child.pid
+
+    yield make
+    for child in children:
+        child.kill()
+        child.wait()
+    for one in sockets:
+        one.close()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
+
+
+@linux
+def test_the_only_member_of_a_group_is_suspended(members, suspended, capsys):
+    """It is named with its process: the group has a member here, which cannot answer."""
+    (other,) = members(Member("x", "h"))
+    pid = suspended("g", "m1")
+    code, out, err = called(capsys, "pause", "--group", "g", *BECAUSE)
+    assert code == 1
+    assert f"its process is suspended; resume it with kill -CONT {pid}" in out + err
+    assert not other.orders
+
+
+@linux
+def test_a_suspended_member_is_named_beside_those_that_obey(members, suspended, capsys):
+    """Once, also where the others know of it."""
+    members(Member("m1", "g", "m2"))
+    pid = suspended("g", "m2")
+    code, out, _ = called(capsys, "pause", "--group", "g", *BECAUSE)
+    assert (code, out.splitlines()[0]) == (1, "m1: done: as asked")
+    assert out.count("m2: ") == 1
+    assert f"m2: no answer: {pid}-0.sock: no answer within 0.5 s: its process is suspended" in out
+
+
+@linux
+def test_a_suspended_member_of_another_group_is_not_asked(members, suspended, capsys):
+    """It has no part in the command, and does not make it fail."""
+    members(Member("m1"))
+    suspended("h", "x")
+    assert called(capsys, "pause", "--group", "g", *BECAUSE)[:2] == (0, "m1: done: as asked\n")
+    code, _, err = called(capsys, "pause", *BECAUSE)
+    assert (code, "members of 2 groups run here: give --group, one of g, h" in err) == (2, True)
+    code, _, err = called(capsys, "pause", "--group", "k", *BECAUSE)
+    assert (code, "no member of group k runs here, only of g, h" in err) == (2, True)
 
 
 def test_a_dry_run_says_so(members, capsys):

@@ -101,6 +101,20 @@ def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch
     assert (code, rows) == (1, {name: "done", "group g": "no answer"})
 
 
+def test_a_suspended_member_of_this_machine_is_named_and_not_waited_for(group, monkeypatch):
+    """Its process is known here; the others' answers are awaited."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+    name, other = group.start(), group.start()
+    monkeypatch.setattr(control_group.local, "suspended", lambda group: {other: "77"})
+    group.runs[1].stop("now")
+    group.runs[1].wait(LIMIT_S)
+    monkeypatch.setattr(MemoryAdmin, "group_state", lambda *_: ("STABLE", 2))
+    began = time.monotonic()
+    code, rows, _ = group.asked("pause")
+    assert (code, rows) == (1, {name: "done", other: "no answer"})
+    assert time.monotonic() - began < LIMIT_S / 2
+
+
 def test_a_follower_that_is_not_in_the_group_yet_is_waited_for(group, monkeypatch):
     """It beats before it joins: its answer counts."""
     monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)

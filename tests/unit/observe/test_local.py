@@ -15,7 +15,7 @@ import pytest
 from perkey.cli.sources import runs_of
 from perkey.errors import ConfigError, FatalError
 from perkey.observe import local
-from perkey.observe.local import LocalServer, ask, folder, gone, runs
+from perkey.observe.local import About, LocalServer, about, ask, folder, gone, runs
 from perkey.observe.orders import Answer, what
 
 
@@ -189,3 +189,22 @@ def test_a_path_that_is_too_long_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     with pytest.raises(ConfigError, match="too long for a socket"):
         LocalServer(Source())
+
+
+def test_a_run_leaves_its_group_and_member_beside_its_socket(monkeypatch):
+    """For a process that cannot answer; they go with the socket."""
+    monkeypatch.setattr(Source, "members", lambda _: [{"app": {"group": "g", "member": "m1"}}])
+    one = LocalServer(Source())
+    place = one.path.with_suffix(".about")
+    assert about(one.path) == About("g", "m1")
+    assert stat.S_IMODE(place.lstat().st_mode) == 0o600
+    one.close()
+    assert not place.exists()
+    assert about(one.path) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"group": "g"}', "x" * 5_000])
+def test_a_file_that_names_no_run_is_passed_over(server, text):
+    """The run is asked then."""
+    server.path.with_suffix(".about").write_text(text)
+    assert about(server.path) is None

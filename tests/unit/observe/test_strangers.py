@@ -107,7 +107,7 @@ def test_a_socket_where_no_one_answers(capsys, monkeypatch):
     monkeypatch.setattr(local, "ANSWER_S", 0.2)
     with stranger(local.folder() / "0-0.sock", None):
         code, line = said(capsys, "status")
-    assert (code, line) == (1, "perkey: 0-0.sock: no answer within 0 s\n")
+    assert (code, line) == (1, "perkey: 0-0.sock: no answer within 0.2 s\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
@@ -135,7 +135,7 @@ def test_a_suspended_process_is_named(capsys, monkeypatch):
         child.kill()
         child.wait()
     told = f"its process is suspended; resume it with kill -CONT {child.pid}\n"
-    assert (code, line) == (1, f"perkey: {child.pid}-0.sock: no answer within 0 s: {told}")
+    assert (code, line) == (1, f"perkey: {child.pid}-0.sock: no answer within 0.2 s: {told}")
 
 
 def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):
