@@ -122,6 +122,8 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
         shot = {**overview(shots), "state": ", ".join(states)}
     app = shot.get("app", {})
     member, about = app.get("member", ""), {name: app.get(name) for name in ("group", "member")}
+    if found is not None and not shot["partitions"] and _starts(shot):
+        return {"sentences": [one.row() for one in why(shot)], "found": [], **about}
     if found is not None:
         sentences = [record_sentence(row, str(row.get("member", member))) for row in found]
         return {"sentences": [one.row() for one in sentences], "found": found, **about}
@@ -141,6 +143,11 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
                 part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
     sentences = why(shot, asked.topic, asked.partition)
     return {"sentences": [one.row() for one in sentences], "found": [], **about}
+
+
+def _starts(shot: Mapping[str, Any]) -> bool:
+    """Whether its start waits: no record is here, and that says nothing about any."""
+    return any(halt["cause"] == "starting" for halt in shot.get("halts", ()))
 
 
 def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,17 @@ def test_runs_are_found_and_asked(server):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("asked", [{"where": "t:0:7"}, {"key": "k"}])
+def test_a_record_is_not_elsewhere_while_the_start_waits(server, monkeypatch, asked):
+    """No member owns its partition yet: the first line is what the start waits for."""
+    halt = {"cause": "starting", "why": "brokers", "value": "kafka:9092", "for_s": 7.0}
+    shot = {**Source().snapshot(), "state": "starting", "halts": [halt]}
+    monkeypatch.setattr(Source, "snapshot", lambda _: shot)
+    told = ask(server.path, {"ask": "why", **asked})
+    assert told["sentences"][0]["text"].startswith("The start has waited for 7.0 s")
+    assert told["found"] == []
+
+
 def dead_socket(server, pid):
     """One that nobody listens on."""
     path = server.path.parent / f"{pid}-999999.sock"  # no number that a server of this process had

@@ -272,6 +272,18 @@ def test_a_run_that_starts_asks_to_come_again():
     assert (answer.outcome, answer.detail) == ("refused", "it is starting: ask again")
 
 
+@pytest.mark.parametrize(("dry_run", "outcome"), [(True, "would"), (False, "done")])
+def test_a_start_that_waits_is_stopped(dry_run, outcome):
+    """For brokers, or a database, it may wait for long: a command ends it as a signal does."""
+    stops: list[str] = []
+    shot = {"app": {"member": "m"}, "partitions": []}
+    run: Any = SimpleNamespace(member=None, snapshot=lambda worst: shot, stop=stops.append)
+    order = Order("stop", "r", "i", mode="now", dry_run=dry_run)
+    answer = Control(run, SimpleNamespace(), [], SimpleNamespace).obey(order)
+    assert answer.outcome == outcome
+    assert stops == ["now"] * (not dry_run)
+
+
 def test_a_command_to_a_key_takes_no_snapshot(kafka, started, monkeypatch):
     """One grows with the partitions: 10,000 commands were answered more than a minute late."""
     first = started.obey("hold", topic="a", key="k", for_s=60.0)

@@ -197,7 +197,7 @@ class Control:
         rows: Sequence[Mapping[str, Any]] = shot["partitions"]
         handler = self._checked(order)
         if self._run.member is None:
-            raise ConfigError("it is starting: ask again")
+            return self._at_the_start(order)
         if order.action == "stop" and not order.dry_run:
             self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
             return "done", f"stopping, mode {order.mode}", None, ()
@@ -235,6 +235,15 @@ class Control:
         self._check_sent()
         verb = "set" if order.action == "set" else "paused"
         return "done", f"{verb} {what(order)} until {clock(until)}: {settings or here}", until, ()
+
+    def _at_the_start(self, order: Order) -> _Done:
+        """A start that waits can be stopped; there is no engine for any other command."""
+        if order.action != "stop":
+            raise ConfigError("it is starting: ask again")
+        if order.dry_run:
+            return "would", "stop its start, which waits (perkey why)", None, ()
+        self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
+        return "done", "stopping: it was starting", None, ()
 
     def _resumed(
         self, order: Order, handler: int | None, halts: Sequence[Mapping[str, Any]], here: str
