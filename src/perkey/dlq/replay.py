@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from perkey.dlq.letters import REPLAY, Letter, Place, homeward, letter_of, without
 from perkey.dlq.plan import Guard, Plan, Progress, Rules, make_plan
@@ -21,7 +21,7 @@ from perkey.kafka.connect import Connection
 from perkey.kafka.log_reader import fetch_stored
 from perkey.kafka.ports import Delivery, OutMessage, ToCommit
 from perkey.types import Record, Sent, TopicPartition
-from perkey.where import Fields
+from perkey.where import Condition
 
 ANSWER_S = 10.0
 LOOK_UP_S = 30.0
@@ -46,13 +46,6 @@ _T = TypeVar("_T")
 _Made = tuple[Letter, Record[Any], OutMessage]
 
 
-class Matching(Protocol):
-    """Selects letters, like a `perkey.where.Condition`."""
-
-    def matches(self, fields: Fields) -> bool:
-        """Whether a letter is selected."""
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The caller's request."""
@@ -60,28 +53,10 @@ class Wanted:
     topic: str
     #: instead of the letters' own topic
     to: str | None = None
-    where: Matching | None = None
+    where: Condition | None = None
     rules: Rules = field(default_factory=Rules)
     rate_per_s: float | None = None
     repair: Repair | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a replay may read, in offsets, if it runs beside handlers."""
-
-    #: of the dead-letter topic: its letters are kept in memory
-    letters: int
-    #: of the source, per scan
-    looked: int
-
-    def check(self, topic: str, what: str, count: int, count_max: int) -> None:
-        """ConfigError above the limit; it names the command, which has no limits."""
-        if count > count_max:
-            raise ConfigError(
-                f"{what} holds {count:,} offsets, more than the {count_max:,} that are read here: "
-                f"use `perkey dlq replay {topic}`"
-            )
 
 
 @dataclass(slots=True)
@@ -107,9 +82,8 @@ class Box:
         connection: Connection,
         topic: str,
         on_progress: OnProgress = lambda *_: None,
-        limits: Limits | None = None,
     ) -> None:
-        self._on_progress, self._limits = on_progress, limits
+        self._on_progress = on_progress
         self.topic = topic
         self.admin = connection.admin()
         self.reader = connection.log_reader()
@@ -135,8 +109,6 @@ class Box:
         """Read every present letter, and the group's progress."""
         ranges = self.ranges(self.topic)
         total = sum(end - start for start, end in ranges.values())
-        if self._limits is not None:
-            self._limits.check(self.topic, self.topic, total, self._limits.letters)
         held = self.reader.committed(list(ranges), PROGRESS_S)
         for where, (start, end) in ranges.items():
             self.progress[where] = Progress(where, start, end)
@@ -176,12 +148,11 @@ class Replay:
         wanted: Wanted,
         group: str,
         on_progress: OnProgress = lambda *_: None,
-        limits: Limits | None = None,
     ) -> None:
         """`on_progress` may raise between two batches to end the replay."""
         self._wanted, self._group = wanted, group
-        self._on_progress, self._limits = on_progress, limits
-        self.box = Box(connection, wanted.topic, on_progress, limits)
+        self._on_progress = on_progress
+        self.box = Box(connection, wanted.topic, on_progress)
         self._transactions = connection.transactions(group)
         self._meant: set[str] = set()
         self._guard = Guard(())
@@ -285,9 +256,6 @@ class Replay:
                 if where in starts:
                     ranges[where] = (self._looked.get(where, max(start, starts[where])), end)
         total, seen = sum(max(0, end - start) for start, end in ranges.values()), 0
-        if self._limits is not None:
-            what = f"{', '.join(topics):.200} behind the oldest letter"
-            self._limits.check(self._wanted.topic, what, total, self._limits.looked)
         for records in self.box.reader.read(ranges):
             self._guard.look(records)
             seen += len(records)

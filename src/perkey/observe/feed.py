@@ -73,12 +73,14 @@ class Feed:
         *,
         control: bool = False,
         letters: Letters | None = None,
+        reach: Mapping[str, Any] | None = None,
     ) -> None:
         """`sums` replaces `shots` while no page is open: it may lack blockers.
 
-        `control`: the page has buttons for commands, and for replays of these `letters`.
+        `control`: the page has buttons that pause and resume. `letters`: the dead-letter topics
+        that it lists. `reach`: the options of the commands that it shows.
         """
-        self._control, self._letters = control, letters if control else None
+        self._control, self._letters, self._reach = control, letters, dict(reach or {})
         self._shots, self._looks, self._sums = shots, looks, sums or shots
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -162,6 +164,8 @@ class Feed:
                 del shown[name]
         if self._control:
             shown["control"] = True
+        if self._reach:
+            shown["reach"] = self._reach
         if view["key"]:
             key = view["key"].encode(errors="surrogateescape")
             return {**shown, "found": self._looks.find_key(key, view["topic"] or None)}

@@ -13,7 +13,6 @@ import binascii
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -37,10 +36,6 @@ TOKEN_BYTES_MAX = 4096
 COMMAND_BYTES_MAX = 64 * 2**10
 ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 Send = Callable[[Any], Awaitable[None]]
-#: answers a JSON object; raises ConfigError, which becomes status 400
-Ask = Callable[[Any], dict[str, Any]]
-#: path -> its function
-Asked = Mapping[str, Ask]
 
 
 def token_of(path: object) -> str:
@@ -98,10 +93,8 @@ class Guard:
         return hmac.compare_digest(value.strip().encode(), self._token.encode())
 
 
-def routes_of(
-    source: Source, *, allow_control: bool = False, asked: Asked | None = None
-) -> list[BaseRoute]:
-    """The routes: GET only, except POST /control and those of `asked`."""
+def routes_of(source: Source, *, allow_control: bool = False) -> list[BaseRoute]:
+    """The routes: GET only, except POST /control."""
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -136,17 +129,13 @@ def routes_of(
     def known(_: Request) -> Response:
         return Json(commands(source))
 
-    def posted(path: str, ask: Ask) -> Route:
-        async def post(request: Request) -> Response:
-            status, answered = await _controlled(ask, request, allow_control=allow_control)
-            return Json(answered, status)
-
-        return Route(path, post, methods=["POST"])
+    async def control(request: Request) -> Response:
+        status, answered = await _controlled(source, request, allow_control=allow_control)
+        return Json(answered, status)
 
     return [
         Route("/commands", known),
-        posted("/control", partial(obeyed, source)),
-        *(posted(path, ask) for path, ask in (asked or {}).items()),
+        Route("/control", control, methods=["POST"]),
         Route("/livez", probe(source.live)),
         Route("/readyz", probe(source.ready)),
         Route("/metrics", metrics),
@@ -156,9 +145,9 @@ def routes_of(
 
 
 async def _controlled(
-    ask: Ask, request: Request, *, allow_control: bool
+    source: Source, request: Request, *, allow_control: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of a command, or of a request that only the page makes.
+    """Status and answer of a command.
 
     The guard has checked token and origin. Requiring a JSON content type keeps out forms of other
     sites, which a browser sends with the user's password.
@@ -173,7 +162,7 @@ async def _controlled(
         if len(body) > COMMAND_BYTES_MAX:
             return 413, {"error": f"a command has at most {COMMAND_BYTES_MAX:,} bytes"}
     try:
-        return 200, await asyncio.to_thread(ask, json.loads(body))
+        return 200, await asyncio.to_thread(obeyed, source, json.loads(body))
     except ConfigError as error:
         return 400, {"error": str(error)}
     except (ValueError, RecursionError):
@@ -186,12 +175,11 @@ def app_of(
     more: Sequence[BaseRoute] = (),
     *,
     allow_control: bool = False,
-    asked: Asked | None = None,
 ) -> Any:
     """The ASGI app with access control on every path."""
     from starlette.applications import Starlette
 
-    routes = routes_of(source, allow_control=allow_control, asked=asked)
+    routes = routes_of(source, allow_control=allow_control)
     return Guarded(Starlette(routes=[*routes, *more]), guard)
 
 
@@ -234,16 +222,15 @@ def serve(
     token_file: str | None,
     *,
     allow_control: bool = False,
-    asked: Asked | None = None,
     letters: Letters | None = None,
+    reach: Mapping[str, Any] | None = None,
 ) -> Serving:
-    """Serve until it is closed; `asked` answers the requests of the page. Raises ConfigError.
-
-    `letters`: the dead-letter topics that the page can list.
-    """
+    """Serve until it is closed. Raises ConfigError. `letters`, `reach`: see `Feed`."""
     host, port, token = check_serving(http, token_file)
     listener = listening("http", host, port)
-    feed = Feed(source.members, source, source.sums, control=allow_control, letters=letters)
+    feed = Feed(
+        source.members, source, source.sums, control=allow_control, letters=letters, reach=reach
+    )
     more = page_routes(feed)
-    app = app_of(source, Guard(host, token), more, allow_control=allow_control, asked=asked)
+    app = app_of(source, Guard(host, token), more, allow_control=allow_control)
     return Serving(app, listener, feed.close)

@@ -23,8 +23,6 @@ RETIRED: Mapping[str, str] = {
     "redo": "it is retired: `perkey dlq replay TOPIC` sends dead letters back, and `perkey replay "
     "module:app` handles a range of a topic again",
 }
-#: an action of the page only: it changes nothing, and no engine takes part
-EXPORT: Final = "export"
 #: most records of one command
 RECORDS_MAX = 1_000
 KEY_CHARS_MAX = 16 * 2**10
@@ -97,8 +95,8 @@ class Answer(NamedTuple):
         return self._asdict()
 
 
-def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
-    """Parse a command of one of these actions from a JSON object; raises ConfigError."""
+def order_of(given: object) -> Order:
+    """Parse a command from a JSON object; raises ConfigError."""
     if not isinstance(given, Mapping):
         _refuse("a command is a JSON object")
     unknown = sorted(map(str, set(given) - set(Order.__slots__) - {"ask"}))
@@ -107,8 +105,8 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
     action = given.get("action")
     if isinstance(action, str) and action in RETIRED:
         _refuse(f"action {action!r}: {RETIRED[action]}")
-    if action not in actions:
-        _refuse(f"action {action!r:.60} is not known: one of {', '.join(actions)}")
+    if action not in ACTIONS:
+        _refuse(f"action {action!r:.60} is not known: one of {', '.join(ACTIONS)}")
     mode, dry_run = given.get("mode", "in_flight"), given.get("dry_run", False)
     if mode not in STOP_MODES:
         _refuse(f"mode {mode!r:.60} is not known: one of {', '.join(STOP_MODES)}")
@@ -125,14 +123,6 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
         meant = (key is not None) + bool(records) + (where is not None)
         if topic is None or handler is not None or meant != 1:
             _refuse(f"{action} takes a topic, and one of key, records, where")
-    elif action == EXPORT:
-        if (
-            topic is None
-            or handler is not None
-            or where is not None
-            or (key is not None and records)
-        ):
-            _refuse("export takes a topic, and key or records, or all that is parked or held")
     elif key is not None or records or where is not None:
         _refuse(f"{action} is of a topic or handler, not of single records")
     if topic is not None and handler is not None:

@@ -29,7 +29,7 @@ FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/views.js": ("views.js", "text/javascript"),
     "/control.js": ("control.js", "text/javascript"),
-    "/replay.js": ("replay.js", "text/javascript"),
+    "/commands.js": ("commands.js", "text/javascript"),
     "/drawing.js": ("drawing.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }

@@ -401,33 +401,3 @@ def test_control_needs_a_token():
         perkey.App(group="g", kafka=kafka, http="127.0.0.1:0", allow_control=True)
     with pytest.raises(ConfigError, match="give True or False"):
         perkey.App(group="g", kafka=kafka, allow_control="no")
-
-
-def test_what_only_the_page_asks_is_guarded_as_commands_are():
-    """Token, origin, JSON, and --allow-control; a refusal of its own is status 400."""
-
-    def ask(given):
-        if "topic" not in given:
-            raise ConfigError("no topic")
-        return {"heard": given["topic"]}
-
-    servers = {
-        allowed: Serving(
-            app_of(
-                Source(), Guard("0.0.0.0", TOKEN), allow_control=allowed, asked={"/export": ask}
-            ),
-            listening("http", "127.0.0.1", 0),
-        )
-        for allowed in (True, False)
-    }
-    try:
-        port = servers[True].port
-        assert post(port, {"topic": "t"}, "/export") == (200, {"heard": "t"})
-        assert post(port, {}, "/export") == (400, {"error": "no topic"})
-        assert post(port, {"topic": "t"}, "/export", Authorization="Bearer no")[0] == 401
-        assert post(port, {"topic": "t"}, "/export", Origin="http://evil.example")[0] == 403
-        assert post(port, {"topic": "t"}, "/export", Content_Type="text/plain")[0] == 415
-        assert post(servers[False].port, {"topic": "t"}, "/export")[0] == 403
-    finally:
-        for one in servers.values():
-            one.close()

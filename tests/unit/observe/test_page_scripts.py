@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 
 STATIC = files("perkey.observe") / "static"
-SCRIPTS = ("drawing.js", "control.js", "replay.js", "views.js", "page.js")
+SCRIPTS = ("drawing.js", "commands.js", "control.js", "views.js", "page.js")
 #: a name that the module itself gives: at the beginning of a line
 NAMED = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
 IMPORTED = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";$', re.MULTILINE)

@@ -166,7 +166,7 @@ def test_records_of_a_key_that_wait_behind_one_that_runs():
 def outside_with(*closes):
     """What a run serves: reports and a control topic that close like this."""
     made: Any = Outside.__new__(Outside)
-    made._words = made._local = made._http = made._replays = None
+    made._words = made._local = made._http = None
     made._reporter, made._followed = (SimpleNamespace(close=close) for close in closes)
     return made
 
@@ -192,3 +192,34 @@ def test_a_client_that_does_not_close_is_left_behind_after_a_second_signal():
         assert closed.wait(60)
     finally:
         answers.set()
+
+
+PLAIN = {"bootstrap.servers": "k1:9092,k2:9092"}
+SERVED = {"http": "127.0.0.1:0", "http_token_file": "/etc/perkey/a token"}
+READS = "--bootstrap-servers k1:9092,k2:9092"
+REACHED = [
+    ({}, "--group g", READS),
+    ({**SERVED, "allow_control": True}, None, READS),
+    ({"control": "c"}, f"--control c --group g {READS}", READS),
+    ({**SERVED, "allow_control": True, "control": "c"}, None, READS),
+    (
+        {**SERVED, "allow_control": True, "control": "c", "reports": "r"},
+        f"--control c --group g {READS}",
+        READS,
+    ),
+    (
+        {"kafka": {**PLAIN, "security.protocol": "SSL"}},
+        "--group g",
+        f"{READS} --config FILE",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "command", "servers"), REACHED)
+def test_the_commands_of_the_page_reach_the_group(options, command, servers):
+    """By the page's own address if that reaches all that it shows, else by topic or socket."""
+    app = perkey.App(**{"group": "g", "kafka": PLAIN, **options})
+    reach = outside.reach_of(app._options)
+    assert (reach["command"], reach["servers"], reach["group"]) == (command, servers, "--group g")
+    file = "'/etc/perkey/a token'" if "http_token_file" in options else None
+    assert reach["token_file"] == file

@@ -2,7 +2,6 @@
 
 import { clock, duration, follow, h, morph, point } from "./drawing.js";
 import { open } from "./control.js";
-import { openReplay } from "./replay.js";
 import { LISTS, PAGE, group, partition, partitionLink, recordLink, records, waiting } from "./views.js";
 
 const HISTORY_MAX = 600;
@@ -169,7 +168,6 @@ document.addEventListener("click", (event) => {
   else if (target.id === "theme") theme(true);
   else if (target.id === "help") $("keys").showModal();
   else if (target.closest("button.copy")) copy(target.closest("button.copy"));
-  else if (target.closest("button.replay")) openReplay(target.closest("button.replay").dataset.topic);
   else if (target.closest("button.act")) open(target.closest("button.act"));
   else if (!target.closest("a, summary, button") && !String(getSelection())) {
     const row = target.closest("tr[data-href]");

@@ -1,6 +1,7 @@
 // What is shown: the group, a partition, a record. Each is made anew from what came, then merged in.
 
-import { acts, exportAll, recordActs, releaseAlike } from "./control.js";
+import { command, completed, exportCommand, recordCommands, releaseAlike, replayCommands, whyCommand } from "./commands.js";
+import { acts } from "./control.js";
 import { chart, clock, count, duration, h, ms, none, rate, spark, table } from "./drawing.js";
 
 export const PAGE = 50;
@@ -66,27 +67,19 @@ function ticked(text) {
   return text.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part));
 }
 
-function command(text) {
-  return h("span", { class: "command" }, h("code", null, text),
-    h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }));
-}
-
-// What to type: a command of the advice, else the one that tells more of this record.
-function cure(one) {
+// What to type: a command of the advice, else the one that explains this record.
+function cure(look, one) {
   if (one.command) return one.command;
-  const given = /`([^`\s]+ [^`]+)`|(perkey (?:why|status|lag) [\w.:-]+[\w])/.exec(one.next || "");
-  const where = spoken(one);
-  if (given && !(given[2] || "").includes("TOPIC")) {
-    const typed = given[1] || given[2];
-    return typed.startsWith("perkey ") ? `${typed} --url ${location.origin}` : typed;
-  }
+  const given = /`([^`\s]+ [^`]+)`/.exec(one.next || ""), where = spoken(one);
+  if (given && !given[1].includes("TOPIC")) return given[1];
   if (!where || one.about === "healthy") return null;
   const at = where.offset === undefined ? "" : `:${where.offset}`;
-  return `perkey why ${where.topic}:${where.partition}${at} --url ${location.origin}`;
+  return whyCommand(look, `${where.topic}:${where.partition}${at}`);
 }
 
-function said(sentences) {
-  const [first, ...others] = sentences, [word, kind] = severity(first), typed = cure(first);
+function said(look, sentences) {
+  const [first, ...others] = sentences.map((one) => ({ ...one, next: completed(look, one.next) }));
+  const [word, kind] = severity(first), typed = cure(look, first);
   return h("section", { class: `card why ${kind}`, "aria-label": "Why" },
     h("div", { class: "head" }, h("span", { class: `badge ${kind}` }, word),
       h("p", { class: "said" }, bold(first.text))),
@@ -131,7 +124,7 @@ export function group(look, history, view) {
   const letters = look.handlers.reduce((sum, one) => sum + one.dead_lettered, 0);
   return [
     tabs(look, "group"),
-    look.sentences.length ? said(look.sentences) : null,
+    look.sentences.length ? said(look, look.sentences) : null,
     tiles(["now", [
       ["remaining", away ? none : about + count(sums.remaining), "", "end − frontier − done beyond; unknown while no broker answers"],
       ["plain lag", away ? none : count(sums.lag), "quiet", "As other tools count: end − frontier, what is done beyond it too"],
@@ -222,7 +215,7 @@ function handlers(look, history) {
     ["dead letters", (r) => count(r.dead_lettered), "n", ever],
     ["skipped", (r) => count(r.skipped), "n", ever],
     ["parked", (r) => h("span", { class: r.parked ? "bad" : "" }, count(r.parked)), "n", ever],
-    ...(look.control ? [["", (r) => acts(look, { handler: r.name }, ["set"]), "nowrap"]] : []),
+    ...(look.control ? [["", (r) => acts(look, { handler: r.name }), "nowrap"]] : []),
   ], look.handlers, (r) => r.name), acts(look, {}));
 }
 
@@ -305,15 +298,11 @@ function tabs(look, kind) {
       number === "" ? null : h("span", { class: !number ? "quiet" : name === "parked" ? "bad" : "warn" }, ` ${count(number)}`))));
 }
 
-// Without buttons the command to type: values go through this page only where commands are allowed.
-const exported = (look, where) => [h("p", { class: "small quiet" }, "To export with values:"),
-  command(`perkey parked export ${where}--group ${look.group} --bootstrap-servers HOST:PORT > parked.jsonl`)];
-
-// The dead-letter topics of the handlers, where commands are allowed.
+// The dead-letter topics of the handlers.
 function deadLetters(look) {
-  if (!look.letters || !look.letters.length) return null;
-  return card("Dead letters", h("ul", { class: "letters" }, look.letters.map((topic) => h("li", null, topic,
-    h("button", { type: "button", class: "replay", "data-topic": topic, "aria-label": `Replay ${topic}` }, "Replay")))));
+  const rows = replayCommands(look);
+  return rows.length ? card("Dead letters", h("p", { class: "small quiet" }, "A dry run of their replay; --yes sends them:"),
+    h("ul", { class: "letters" }, rows)) : null;
 }
 
 // How long until then; the time itself under the pointer.
@@ -349,8 +338,8 @@ export function waiting(look, kind) {
       ...(look.members.length > 1 ? [["member", (r) => r.member, "name"]] : []),
     ], rows, recordLink, recordLink, (r) => [
       h("p", null, kind === "parked" ? (r.last_error || {}).message : r.reason || "The reason is not known: it was held before this member had its partition."),
-      recordActs(look, r)]),
-    look.control ? exportAll(look, rows) : exported(look, "")), letters];
+      recordCommands(look, r)]),
+    exportCommand(look)), letters];
 }
 
 // -- a partition ------------------------------------------------------------------------------------
@@ -364,7 +353,7 @@ export function partition(look, where) {
   return [
     head,
     from ? reported(from) : null,
-    said([standing(row, blocker, look.sentences)]),
+    said(look, [standing(look, row, blocker)]),
     tiles(["", [
       ["committed", row.committed === null || row.committed < 0 ? none : count(row.committed)],
       ["frontier", count(row.frontier), "", "The lowest offset that is not done"],
@@ -403,10 +392,10 @@ function reported(from) {
 const mapTitle = (row) => `${count(row.map_chars)} of ${count(row.map_limit)} characters; at 100 % nothing further out starts`;
 const percent = (row) => `${Math.round(100 * (row.map_used ?? 0))} %`;
 
-function standing(row, blocker, sentences) {
+function standing(look, row, blocker) {
   if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, start offset unknown" :
     "Not fetched"} since ${duration(row.place_for_s)}: ${row.place_reason}.`,
-  rank: 4, command: `perkey why ${row.topic}:${row.partition} --url ${location.origin}` };
+  rank: 4, command: whyCommand(look, `${row.topic}:${row.partition}`) };
   const since = row.committed < 0 ? "Nothing is committed yet." :
     `Committed to ${count(row.committed)} since ${clock(row.committed_since)} (${duration(row.committed_for_s)}).`;
   if (!row.remaining) return { text: `${since} No records remain.`, rank: 8, about: "healthy" };
@@ -415,13 +404,13 @@ function standing(row, blocker, sentences) {
   const after = blocker.last_error ? `, after ${errorText(blocker.last_error)}` : "";
   const long = blocker.for_s === null ? "" : ` for ${duration(blocker.for_s)}`;
   const at = `${row.topic}:${row.partition}:${blocker.offset}`;
-  const advice = sentences.find((one) => {
+  const advice = look.sentences.find((one) => {
     const of = spoken(one) || {};
     return of.topic === row.topic && of.partition === row.partition && of.offset === blocker.offset;
   });
   return {
     rank: row.past_map ? 3 : blocker.for_s > 10 ? 2 : 4, about: blocker.place, stack: blocker.stack,
-    next: advice && advice.next, command: `perkey why ${at} --url ${location.origin}`,
+    next: advice && advice.next, command: whyCommand(look, at),
     text: `${since} ${who} blocks it: ${place(blocker.place)}${long}${after}. ` +
       `${count(blocker.done_beyond)} records beyond it are done, ${count(blocker.waiting_behind)} wait behind it.`,
   };
@@ -492,8 +481,7 @@ function record(look, row) {
   const story = row.story || [];
   return h("div", { class: "pair", "data-key": recordLink(row) },
     card("Record", h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
-      recordActs(look, row),
-      !look.control && ["parked", "on_hold"].includes(row.place) ? exported(look, `${row.topic}:${row.partition}:${row.offset} `) : null,
+      recordCommands(look, row),
       row.last_error && h("pre", { tabindex: "0" }, errorText(row.last_error)),
       row.stack && row.stack.length ? [h("p", { class: "small quiet" }, "Where its call is, the innermost line last"),
         h("pre", { tabindex: "0" }, row.stack.join("\n"))] : null),

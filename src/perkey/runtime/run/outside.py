@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perkey import guard
@@ -14,7 +16,7 @@ from perkey.app_options import AppOptions
 from perkey.core.states import InternalError
 from perkey.errors import ConfigError
 from perkey.kafka.clientlog import Sparse
-from perkey.kafka.connect import Connection, WordsPort, connect
+from perkey.kafka.connect import Connection, WordsPort
 from perkey.observe.asking import Source
 from perkey.observe.group import GroupSource, wanted_of
 from perkey.observe.local import LocalServer
@@ -28,8 +30,6 @@ from perkey.runtime.run.group_control import GroupControl
 from perkey.runtime.run.run_snapshot import add_calls, picture_of
 
 if TYPE_CHECKING:
-    from perkey.observe.exports import Note
-    from perkey.observe.replays import Replays
     from perkey.observe.serving import Serving
     from perkey.routing import Routes
     from perkey.runtime.run.watching import Watching
@@ -159,17 +159,13 @@ class Outside:
         options: AppOptions,
         source: Source,
         routes: Routes,
-        note: Note,
     ) -> None:
-        """`note` is called with each request that only the page makes, and its answer."""
         self._options, self._routes = options, routes
         self._source = source
-        self._note = note
         #: a member of a fleet: its driver serves all of them
         self.muted = False
         self._local: LocalServer | None = None
         self._http: Serving | None = None
-        self._replays: Replays | None = None
         self._reporter: Reporter | None = None
         self._words: WordsPort | None = None
         self._followed: GroupControl | None = None
@@ -231,42 +227,15 @@ class Outside:
 
             self._http = serve(
                 source, options.http, options.http_token_file,
-                allow_control=options.allow_control, asked=self._asked(), letters=self._letters,
+                allow_control=options.allow_control, letters=self._letters, reach=reach_of(options),
             )  # fmt: skip
             event("info", "serving http", address=self._http.address)
         self.listen()
         if self._local is not None:
             self._local.source = source
 
-    def _asked(self) -> dict[str, Any]:
-        """What only the page requests: separate clients answer it, not the engine."""
-        from perkey.observe.exports import Exports
-        from perkey.observe.replays import Replays
-
-        options = self._options
-
-        def connected(group: str) -> Connection:
-            return connect(
-                {"log_level": 2, **options.kafka},  # errors are in the exceptions
-                options.producer,
-                group=group,
-                buffer_records=10_000,
-                buffer_bytes=16 * 2**20,
-                delivery="at_least_once",
-            )
-
-        def member() -> str:
-            return str(self._source.measures()["app"]["member"])
-
-        exports = Exports(connected, options.group, member, self._routes.handler_of, self._note)
-        self._replays = Replays(connected, self._letters, self._reads, member, self._note)
-        return {"/export": exports.answered, "/replay": self._replays.answered}
-
-    def _letters(self, topics: Iterable[str] | None = None) -> list[str]:
+    def _letters(self, topics: Iterable[str]) -> list[str]:
         """The dead-letter topics of the handlers of these topics, plus the named ones."""
-        if topics is None:
-            shots = self._source.sums()
-            topics = {part["topic"] for shot in shots for part in shot["partitions"]}
         found = set()
         for topic in {*topics, *self._routes.literal}:
             if self._reads(topic):
@@ -297,11 +266,32 @@ class Outside:
         closing = [guard.thread("perkey-close", one.close) for one in clients if one is not None]
         for thread in closing:
             thread.start()
-        for served in (self._local, self._http, self._replays):
+        for served in (self._local, self._http):
             if served is not None:
                 served.close()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in closing:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
         self._reporter = self._words = self._followed = self._local = self._http = None
-        self._replays = None
+
+
+def reach_of(options: AppOptions) -> dict[str, Any]:
+    """How the commands that the page shows reach the group: options of the command line.
+
+    `command`: of commands to members; None: the page's own address with `token_file`, which is
+    None if no token is required. `servers`: of commands that read Kafka.
+    """
+    address = shlex.quote(str(options.kafka.get("bootstrap.servers", "")))
+    servers = f"--bootstrap-servers {address}"
+    if str(options.kafka.get("security.protocol", "plaintext")).lower() != "plaintext":
+        servers += " --config FILE"
+    group = f"--group {shlex.quote(options.group)}"
+    command: str | None = group
+    if options.control is not None and (options.reports is not None or not options.allow_control):
+        command = f"--control {shlex.quote(options.control)} {group} {servers}"
+    elif options.allow_control:
+        command = None
+    token_file = options.http_token_file
+    if token_file is not None:
+        token_file = shlex.quote(str(Path(token_file).expanduser().absolute()))
+    return {"group": group, "command": command, "servers": servers, "token_file": token_file}

@@ -91,7 +91,7 @@ class Run:
         self._starting: Starting | None = Starting()
         names = [plan.spec.name for plan in self._plans]
         self.control = Control(self, self._routes, names, self._connection.log_reader)
-        self._outside = Outside(self._options, RunSource(self), self._routes, self.control.note)
+        self._outside = Outside(self._options, RunSource(self), self._routes)
         self._stop_asked: StopMode | None = None
         self._signals = StopSignals(self.stop, lambda: self.member is not None)
         self._began = 0.0

@@ -14,7 +14,6 @@ from perkey import guard
 from perkey.errors import ConfigError, FatalError
 from perkey.routing import Routes
 from perkey.runtime.logs import event
-from perkey.runtime.run.control import logged
 from perkey.runtime.run.exits import StopSignals
 from perkey.runtime.run.outside import Outside
 from perkey.runtime.run.result_stream import ResultStream, as_handled
@@ -103,7 +102,7 @@ class FleetRun:
         self._over = threading.Event()
         self._about = about_run(self._options.group, f"fleet-{self._run_id}")
         source = FleetSource(self.snapshot, self._roster, self.stop)
-        self._outside = Outside(self._options, source, Routes(app.handlers), logged)
+        self._outside = Outside(self._options, source, Routes(app.handlers))
 
     # -- starting ----------------------------------------------------------------------------------
 
