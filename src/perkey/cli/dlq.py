@@ -198,6 +198,11 @@ def stats(
             serve(board, listen, lambda place: typer.echo(f"perkey: {place}", err=True))
         return
     with opened(topic, kafka, group) as box:
+        if box.letters and all(one.dialect is None for one in box.letters):
+            raise ConfigError(
+                f"{topic} is no dead-letter topic: none of its {len(box.letters):,} records has "
+                "the headers of a dead letter"
+            )
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
         rows = _counts(box, found, by)
     if as_json:

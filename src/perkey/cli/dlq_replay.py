@@ -14,6 +14,7 @@ import typer
 
 from perkey.account.shown import counted
 from perkey.cli import cluster
+from perkey.cli.control import EXIT_NOT_ALL
 from perkey.cli.dlq_box import Bar, Group, Where, bar, connected, cut, parse_where
 from perkey.cli.load import load_module
 from perkey.cli.topics import check_topic
@@ -80,10 +81,11 @@ def replay(
         bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
     as_json: cluster.Json = False,
-) -> None:
+) -> int:
     """Send dead letters back to their source topics, in order.
 
     Without --yes it is a dry run. Each goes to its own partition. A killed replay is continued.
+    With --stop-key-on-refail the exit code is 1 if a letter failed again, or had no outcome.
 
     Example: perkey dlq replay orders.dlq --where 'error.type == "Timeout"' --stale skip --yes
     """
@@ -113,7 +115,7 @@ def replay(
         on_progress = stack.enter_context(bar(wanted=not no_progress))
         made = Replay(connected(kafka, name), wanted, name, on_progress)
         run = stack.enter_context(closing(made))
-        call.go(run, on_progress, lambda one: connected(kafka, one))
+        return call.go(run, on_progress, lambda one: connected(kafka, one))
 
 
 def _limit_of_outcomes(given: float | None, *, waits: bool) -> float | None:
@@ -137,8 +139,8 @@ class _Call:
     #: limit for each outcome; None: outcomes are not awaited
     outcome_s: float | None
 
-    def go(self, run: Replay, on_progress: Bar, connection_of: Callable[[str], Any]) -> None:
-        """Plan, print the plan, ask, send, and print the outcome."""
+    def go(self, run: Replay, on_progress: Bar, connection_of: Callable[[str], Any]) -> int:
+        """Plan, print the plan, ask, send, and print the outcome; returns the exit code."""
         if self.yes:
             run.begin()
         run.look()
@@ -164,7 +166,7 @@ class _Call:
                 typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
             elif plan.eligible:
                 typer.echo("Nothing was sent: add --yes to do it.", err=True)
-            return
+            return 0
         # With what happens to stale letters; asks if --stale is missing
         rules = self.wanted.rules
         if plan.stale and rules.stale is None:
@@ -194,6 +196,7 @@ class _Call:
             outcome = self._send_carefully(run, plan, on_progress, connection_of)
         on_progress.hide()
         self._print_outcome(run, plan, outcome, readers)
+        return EXIT_NOT_ALL if outcome.again or outcome.unknown or outcome.behind else 0
 
     def _send_carefully(
         self, run: Replay, plan: Plan, on_progress: Bar, connection_of: Callable[[str], Any]
@@ -218,7 +221,8 @@ class _Call:
             left = {**facts["left_out"]}
             for reason, count in outcome.left_out.items():
                 left[reason] = left.get(reason, 0) + count
-            more = {"failed_again": outcome.again} if self.outcome_s is not None else {}
+            awaited = {"failed_again": outcome.again, "no_outcome": outcome.unknown}
+            more = awaited if self.outcome_s is not None else {}
             typer.echo(json.dumps({**facts, "left_out": left, "sent": outcome.sent, **more}))
             return
         where = ", ".join(run.targets(plan))
@@ -227,6 +231,8 @@ class _Call:
             typer.echo(f"  {count:,} left out: {cut(reason, LINE_CHARS_MAX)}")
         if self.outcome_s is not None:
             typer.echo(f"  {outcome.again:,} of them failed again")
+            if outcome.unknown:
+                typer.echo(f"  {outcome.unknown:,} of them had no outcome in time")
 
 
 def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:

@@ -224,7 +224,7 @@ def make_plan(
         if progress[one.at[:2]].has(one.at.offset) or guard.is_brought(one):
             plan.brought += 1
         elif str(one.at) not in meant:
-            plan.left_out["not meant by --where"] += 1
+            plan.left_out["not selected by --where"] += 1
         elif one.source is None:
             plan.left_out["without the headers of a dead letter"] += 1
         elif one.replays >= rules.replays_max:

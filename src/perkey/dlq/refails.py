@@ -54,12 +54,13 @@ class Careful:
             stopped = self._not_well(went)
             for lane, head in heads.items():
                 if head.at in stopped and lanes[lane]:
-                    left = len(lanes.pop(lane))
-                    outcome.left_out[BEHIND] = outcome.left_out.get(BEHIND, 0) + left
+                    outcome.behind += len(lanes.pop(lane))
+                    outcome.left_out[BEHIND] = outcome.behind
             lanes = {lane: letters for lane, letters in lanes.items() if letters}
             self._on_progress("sending", outcome.sent, len(plan.going))
-            if again := sum(stopped.values()):
-                outcome.again += again
+            again = sum(stopped.values())
+            outcome.again += again
+            outcome.unknown += len(stopped) - again
         return outcome
 
     def _not_well(self, went: Sequence[tuple[Letter, Sent]]) -> dict[Place, bool]:

@@ -65,8 +65,11 @@ class Outcome:
 
     sent: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    #: known only if outcomes are awaited
+    #: known only if outcomes are awaited: letters that failed again, those without an outcome in
+    #: time, and those left out behind either
     again: int = 0
+    unknown: int = 0
+    behind: int = 0
 
 
 def group_of(topic: str, to: str | None) -> str:
@@ -225,8 +228,9 @@ class Replay:
         return self._wanted.to or letter.source.topic
 
     def targets(self, plan: Plan) -> list[str]:
-        """The target topics."""
-        return sorted({self._topic_of(one) for one in plan.going})
+        """The target topics; if no letter goes, those of all letters."""
+        letters = plan.going or [one for one in self.box.letters if one.source is not None]
+        return sorted({self._topic_of(one) for one in letters})
 
     def readers(self, topics: Sequence[str]) -> dict[str, list[str]]:
         """The groups that read these topics."""
@@ -234,6 +238,7 @@ class Replay:
         return {
             topic: self.box.admin.groups_reading(topic, facts[topic].partitions, LOOK_UP_S)
             for topic in topics
+            if topic in facts
         }
 
     def other_groups(self, plan: Plan, readers: Mapping[str, Sequence[str]]) -> list[str]:

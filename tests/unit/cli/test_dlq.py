@@ -124,6 +124,19 @@ def test_show_shows_a_topic_or_a_partition(dlq):
     assert shown.out.splitlines()[-1] == f"2 of {len(listed)} letters in {DLQ}"
 
 
+def test_stats_of_a_topic_without_letters_is_refused(dlq):
+    """Its records would count as letters that were not brought back."""
+    line = refused(dlq("stats", TOPIC))
+    assert f"{TOPIC} is no dead-letter topic: none of its " in line
+
+
+def test_a_replay_of_nothing_names_its_readers(dlq):
+    """The same fields, whether letters go or not."""
+    found = dlq("replay", DLQ, "--where", 'key == "nobody"', "--json").json
+    assert (found["going"], found["left_out"]) == (0, {"not selected by --where": 4})
+    assert list(found["groups"]) == [TOPIC]
+
+
 def test_stats_counts_by_anything(dlq):
     """By type unless asked otherwise; how many are not back."""
     (row,) = dlq("stats", DLQ, "--json").json

@@ -127,7 +127,7 @@ def test_a_key_that_fails_again_stops(kafka, dlq, monkeypatch):
     not_well = refails.Careful._not_well
     monkeypatch.setattr(refails.Careful, "_not_well", turn)
     call = dlq(*CAREFUL)
-    assert call.code == 0
+    assert call.code == 1
     assert "3 letters sent to orders" in call.out
     assert f"1 left out: {refails.BEHIND}" in call.out
     assert "1 of them failed again" in call.out
@@ -136,8 +136,9 @@ def test_a_key_that_fails_again_stops(kafka, dlq, monkeypatch):
 
 def test_no_outcome_in_time_stops_a_key(kafka, dlq):
     """`--outcome-timeout`: no member of the group runs."""
-    found = dlq(*CAREFUL, "--outcome-timeout", "0.05", "--json").json
-    assert (found["sent"], found["failed_again"]) == (3, 0)
+    call = dlq(*CAREFUL, "--outcome-timeout", "0.05", "--json")
+    found = json.loads(call.out)
+    assert (call.code, found["sent"], found["failed_again"], found["no_outcome"]) == (1, 3, 0, 3)
     assert found["left_out"] == {refails.BEHIND: 1}
 
 
@@ -149,7 +150,8 @@ def test_letters_of_two_groups_are_refused(kafka, dlq):
     assert "these letters are of billing, search" in line
     assert "--where 'group == \"…\"'" in line
     assert len(kafka.records(TOPIC)) == 8
-    assert dlq(*words, "--where", 'group == "search"', "--json").json["sent"] == 1
+    call = dlq(*words, "--where", 'group == "search"', "--json")
+    assert (call.code, json.loads(call.out)["sent"]) == (1, 1)
 
 
 def test_two_groups_that_read_the_topic_have_to_be_meant(kafka, dlq):

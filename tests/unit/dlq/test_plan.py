@@ -142,7 +142,7 @@ def test_what_is_left_out_is_counted_by_its_reason():
     assert plan.going[0].at == Place("t.dlq", 0, 3)  # the last of the two
     assert [one.at.offset for one in plan.twins["t", 0, 3]] == [0]
     assert plan.left_out == {
-        "not meant by --where": 1,
+        "not selected by --where": 1,
         "replayed 3 times already (--max-replays)": 1,
         "without the headers of a dead letter": 1,
         "twice in the topic": 1,
