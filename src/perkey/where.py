@@ -32,7 +32,8 @@ SEARCHED_CHARS_MAX = 500
 PATTERN_REPEATS_MAX = 2
 PATTERN_OPTIONAL_MAX = 3
 
-Kind = Literal["text", "number", "time"]
+#: how a field's values are compared; a tuple: one of these texts
+Kind = Literal["text", "number", "time"] | tuple[str, ...]
 Value = str | int | float | None
 #: the fields of a record by name, with `header.NAME`; a time is in ms since 1970
 Fields = Callable[[str], Value]
@@ -331,10 +332,14 @@ class _Parser:
             return number
         if kind == "number" or token.kind == "time":
             self._fail(token.position, f"this is compared with {_example(kind)}")
-        return _unquoted(token.text)
+        text = _unquoted(token.text)
+        if isinstance(kind, tuple) and text not in kind:
+            hint = did_you_mean(text, kind, f"the values are {', '.join(kind)}")
+            self._fail(token.position, f"no record has {text:.40} here, {hint}")
+        return text
 
     def _pattern(self, kind: Kind, op: _Token) -> re.Pattern[str]:
-        if kind != "text":
+        if kind in ("number", "time"):
             self._fail(op.position, "=~ is for text")
         token = self._next()
         self._count(token.position)
@@ -351,6 +356,8 @@ class _Parser:
 
 
 def _example(kind: Kind) -> str:
+    if isinstance(kind, tuple):
+        return f'"{kind[0]}"'
     return {"text": '"text"', "number": "a number", "time": "a time, 2026-03-01T10:00"}[kind]
 
 

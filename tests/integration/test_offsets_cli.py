@@ -261,11 +261,22 @@ def test_set_refuses_bad_input_in_one_line(group: str, at: list[str]):
         ([*where, "--to-timestamp", "1" * 5000], "is not a time"),
         ([*where, "--to-timestamp", "1767225600000000"], "past the year 9999: give milliseconds"),
         ([*where[:-1], "no-such-topic", "--to-latest"], "topic no-such-topic does not exist"),
-        (["--group", "nobody", *where[2:], "--to-latest"], "group nobody does not exist"),
     ]
     for arguments, reason in cases:
         assert reason in refused(perkey("set", *arguments, "--yes"))
     assert shown(group, at)[0]["frontier"] == 100
+
+
+def test_set_creates_a_group(group: str, at: list[str]):
+    """One that is to begin elsewhere than at the first record; the dry run says that it is new."""
+    where = ("--group", f"new-{group}", *at, "--topic", group)
+    dry = perkey("set", *where, "--to-latest")
+    assert dry.returncode == 0
+    assert f"group new-{group} does not exist yet: --yes creates it" in dry.stderr
+    assert "no commit -> " in dry.stdout
+    done = perkey("set", *where, "--to-latest", "--yes")
+    assert (done.returncode, done.stderr) == (0, f"perkey: group new-{group} is new\n")
+    assert [row["lag"] for row in shown(f"new-{group}", at)] == [0, 0, 0]
 
 
 def test_a_group_that_does_not_exist(at: list[str]):

@@ -112,19 +112,39 @@ def spread(command: Callable[..., Result]) -> Callable[..., Result]:
 
 def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str, str]:
     """Properties of the file, then of the -X options; values are never printed."""
-    properties: dict[str, str] = {}
+    #: the option, or the file and line, of each pair
+    given: list[tuple[str, str]] = []
     if config is not None:
         try:
             lines = [line.strip() for line in config.expanduser().read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--config {config} cannot be read: {error}") from None
-        pairs = [line for line in lines if line and line[0] not in "#!"] + list(pairs or ())
-    for pair in pairs or ():
+        given = [
+            (f"--config {config}, line {number}", line)
+            for number, line in enumerate(lines, 1)
+            if line and line[0] not in "#!"
+        ]
+    places: dict[str, str] = {}
+    properties: dict[str, str] = {}
+    for place, pair in [*given, *(("-X", one) for one in pairs or ())]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"property {name.strip()[:40]!r} has no value: write key=value")
-        properties[name.strip()] = value.strip()
+            raise ConfigError(
+                f"{place}: property {name.strip()[:40]!r} has no value: write key=value"
+            )
+        properties[name.strip()], places[name.strip()] = value.strip(), place
+    if config is not None:
+        _check_named(properties, places)
     return properties
+
+
+def _check_named(properties: Mapping[str, str], places: Mapping[str, str]) -> None:
+    """ConfigError for a refused property; it names the file and line."""
+    try:
+        settings_of({"bootstrap.servers": LOCAL_BROKER, **properties})
+    except ConfigError as error:
+        named = [place for name, place in places.items() if name in str(error)]
+        raise ConfigError(f"{named[0]}: {error}" if named else str(error)) from None
 
 
 @contextmanager

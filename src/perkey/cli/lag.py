@@ -30,7 +30,7 @@ def lag(
     group: Annotated[
         str, typer.Option("--group", callback=cluster.group_named, help="The consumer group.")
     ],
-    bootstrap_servers: cluster.Bootstrap,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s.")] = False,
     as_json: cluster.Json = False,
     listen: Annotated[

@@ -80,7 +80,7 @@ def decode(
 @app.command()
 def show(
     group: _Group,
-    bootstrap_servers: cluster.Bootstrap,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
@@ -114,8 +114,8 @@ def show(
 @app.command("set")
 def set_(
     group: _Group,
-    bootstrap_servers: cluster.Bootstrap,
     topic: Annotated[str, typer.Option(help="The topic.")],
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     partition: Annotated[
         int | None, typer.Option(min=0, help="The partition. Default: all partitions of the topic.")
     ] = None,
@@ -157,10 +157,8 @@ def set_(
     with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
         count = sum(one[0] == topic for one in offsets.partitions())
         where = chosen(topic, partition, count, offsets.bootstrap)
-        # ConfigError unless the group exists and has no members, as members would undo the change
+        # ConfigError if the group has members, as they would undo the change
         members = offsets.members()
-        if members is None:
-            raise _no_group(offsets)
         if members:
             raise ConfigError(
                 f"group {offsets.group} has {counted(members, 'member')}: stop them first"
@@ -181,6 +179,9 @@ def set_(
             moves.append(plan_move(known.get(one), span, one, after))
         if yes:
             offsets.store(moves)
+    if members is None:
+        verb = "is new" if yes else "does not exist yet: --yes creates it with these commits"
+        typer.echo(f"perkey: group {group} {verb}", err=True)
     _print_moves(moves, yes, as_json)
 
 

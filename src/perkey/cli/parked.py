@@ -108,10 +108,11 @@ def ls(
     if found:
         kept = found[:limit]
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for name in ("record", "state", "until"):
+        table.add_column("record", overflow="fold")  # the longest, and its parts are known
+        for name in ("state", "until"):
             table.add_column(name, no_wrap=True)
-        table.add_column("attempts", justify="right")
-        table.add_column("by", overflow="fold")
+        table.add_column("attempts", justify="right", no_wrap=True)
+        table.add_column("by", no_wrap=True)
         table.add_column("error", no_wrap=True)
         table.add_column("key", overflow="fold", min_width=len("deleted"))
         for one in kept:

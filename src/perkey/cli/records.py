@@ -178,13 +178,22 @@ def skip(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
     """
     if place is None and where is None:
         raise ConfigError("skip takes TOPIC[:PARTITION[:OFFSET]] or --where: it cannot be undone")
+    asked, known = question(place, None), set[tuple[str, int, int]]()
+    code = 0
     with opened(reach.cluster, reach.group) as source:
-        found, parts = found_of(source, place, where, warn=False)
-    places, asked = [one.place for one in found], question(place, None)
-    short = [one for one in parts if one.problem]
-    if asked.offset is not None and short and not places and where is None:
-        places = [(str(asked.topic), asked.partition or 0, asked.offset)]  # its owner knows
-    code = each("skip", places, reach)
+        while True:
+            found, parts = found_of(source, place, where, warn=False)
+            places = [one.place for one in found if one.place not in known]
+            short = [one for one in parts if one.problem]
+            if asked.offset is not None and short and not places and where is None:
+                places = [(str(asked.topic), asked.partition or 0, asked.offset)]  # its owner knows
+            if places or not known:
+                code = max(code, each("skip", places, reach))
+            # What is skipped makes room in the commits, which then name more
+            once = asked.offset is not None or reach.dry_run or reach.as_json  # one JSON document
+            if once or not short or not places or code:
+                break
+            known.update(places)
     return max(code, _left(short if asked.offset is None else [], reach))
 
 

@@ -15,7 +15,7 @@ from perkey.where import FIELDS, HEADER, OWN, Condition, Kind, Value, own_field
 #: fields for conditions on records of which only a commit is known; it keeps no error text
 KEPT_FIELDS: Mapping[str, Kind] = {
     **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "attempts")},
-    "state": "text",
+    "state": ("parked", "held"),
     "error.hash": "text",
 }
 Records = dict[Place, Record[Any]]

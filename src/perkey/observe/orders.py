@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
+from perkey.core.states import DONE, RECORD_NAMES
 from perkey.errors import ConfigError
 from perkey.numeric import is_positive, is_whole
 from perkey.where import FIELDS, Kind, parse
@@ -37,7 +38,7 @@ SETTINGS: Mapping[str, str] = {
 HERE_FIELDS: Mapping[str, Kind] = {
     **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "handler")},
     **{name: FIELDS[name] for name in ("error.type", "error.message", "attempts")},
-    "state": "text",
+    "state": (*RECORD_NAMES[:DONE], "held"),
 }
 #: instead of a value: as the handler was declared
 DECLARED: Final = "default"

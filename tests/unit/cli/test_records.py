@@ -122,6 +122,35 @@ def test_what_a_commit_has_no_room_for_is_asked_of_the_members(kafka, members, c
     assert called(capsys, "parked", "skip", *at)[0] == 1
 
 
+def test_more_than_a_commit_names_is_skipped_by_one_command(kafka, members, capsys):
+    """What is skipped makes room: the commit then names the next ones, until none remains."""
+    left = list(range(0, 4_000, 2))
+    kafka.create_topic("many")
+    for number in range(4_000):
+        kafka.produce("many", b"v", b"k%d" % number, partition=0)
+
+    def commit():
+        text, _ = encode_fitting(0, 3_999, left)
+        entries = [Remembered(one, 5, parked=True, error=7) for one in left]
+        kafka.commit(GROUP, "many", 0, 0, with_rider(0, text, entries)[0])
+
+    class Commits(Owner):
+        """Skips what it is given, and commits that."""
+
+        def control(self, order: Any) -> list[Answer]:
+            for _, offset in order.records:
+                left.remove(offset)
+            commit()
+            return super().control(order)
+
+    commit()
+    (one,) = members(Commits("m1", 0))
+    at = ("many", "--group", GROUP, "--bootstrap-servers", kafka.bootstrap, *BECAUSE)
+    code, _, err = called(capsys, "parked", "skip", *at)
+    assert (code, err, left) == (0, "", [])
+    assert len(one.orders) > 1
+
+
 class Keyed(Owner):
     """Of the key that is meant its first record is 0:3; of another one it runs."""
 
