@@ -23,6 +23,7 @@ from perkey.cli import cluster
 from perkey.cli.sources import (
     REPORTS,
     Group,
+    Killed,
     Reports,
     Servers,
     Shown,
@@ -73,12 +74,12 @@ def status(
     Example: perkey status --watch
     """
     properties = cluster.properties_of(x, config)
-    where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
+    where_from = Where(url, token_file, group, bootstrap_servers, reports, properties, config)
     console = Console()
 
     def shown(answers: Answers) -> Stack:
         width = console.width if console.is_terminal else None
-        return _status_shown(answers, every=every, width=width)
+        return _status_shown(answers, every=every, width=width, complete=where_from.completed)
 
     return _repeat(
         watch,
@@ -115,7 +116,7 @@ def why(
     question(where, key)  # refuse a bad argument before asking any run
     asked = {"ask": "why", "where": where, "key": key}
     properties = cluster.properties_of(x, config)
-    where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
+    where_from = Where(url, token_file, group, bootstrap_servers, reports, properties, config)
     return _repeat(
         watch,
         lambda: _asked(where_from.runs(), asked),
@@ -134,6 +135,8 @@ def _asked(runs: Sequence[Shown], asked: Row) -> Answers:
     for one in runs:
         try:
             answers.append((one.name, one.ask(asked)))
+        except Killed as error:
+            answers.append((one.name, {"error": str(error), "killed": True}))
         except PerkeyError as error:
             answers.append((one.name, {"error": str(error)}))
     return answers
@@ -186,12 +189,13 @@ def _why_shown(answers: Answers) -> Stack:
         if fresh or (not known and not _sentences(answer)) or "error" in answer:
             rank = min((one.get("rank", WELL) for one in fresh), default=WELL)
             rank = MEMBER if "error" in answer else rank
+            rank = WELL + 1 if "killed" in answer else rank
             kept.append((rank, name, {**answer, "sentences": fresh}))
     answers = [(name, answer) for _, name, answer in sorted(kept, key=lambda one: one[0])]
     about = {one["about"] for _, answer in answers for one in _sentences(answer)}
     several = several and about != {"elsewhere"}
     for name, answer in answers:
-        if several:
+        if several and "killed" not in answer:
             known_as = [answer[one] for one in ("group", "member") if answer.get(one)]
             lines.append(Text("  ".join(known_as) or name, style="bold"))
         if answer.get("silent_s"):
@@ -261,8 +265,17 @@ def _sentences(answer: Row) -> Sequence[Row]:
 # -- status ----------------------------------------------------------------------------------------
 
 
-def _status_shown(answers: Answers, *, every: bool = False, width: int | None = None) -> Stack:
-    """The worst run first, healthy ones in one line; LINES_MAX lines without `every`."""
+def _status_shown(
+    answers: Answers,
+    *,
+    every: bool = False,
+    width: int | None = None,
+    complete: Callable[..., str] = lambda text, *_: text,
+) -> Stack:
+    """The worst run first, healthy ones in one line; LINES_MAX lines without `every`.
+
+    `complete`: see `Where.completed`.
+    """
     width = width or WIDTH_MAX
     answered = {
         _where(row)
@@ -274,12 +287,15 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
     ranked = []
     for name, shot in answers:
         if "error" in shot:
-            first = Sentence(shot["error"], "", "error", rank=MEMBER)
+            rank = WELL + 1 if "killed" in shot else MEMBER
+            first = Sentence(shot["error"], "", "error", rank=rank)
         elif shot.get("silent_s"):
             alone = any(_where(row) not in answered for row in shot["partitions"])
             first = Sentence("", "", "silent", rank=MEMBER if alone else WELL)
         else:
             first = why_sentences(shot)[0]
+            group = shot.get("app", {}).get("group", "")
+            first = first._replace(next=complete(first.next, group, shot.get("control")))
         ranked.append((first, name, shot))
     ranked.sort(key=lambda one: one[0].rank)
     well = [
@@ -330,7 +346,8 @@ def _run_shown(
 ) -> list[Text]:
     """One run: its state, what blocks it, its handlers, its partitions with the worst first."""
     if "error" in shot:
-        return _wrapped(f"{name}: {shot['error']}", width, "red")
+        of = "" if "killed" in shot else f"{name}: "
+        return _wrapped(f"{of}{shot['error']}", width, "red")
     if shot.get("silent_s"):
         # A silent member: of its last report, only what no other member has reported
         app = shot.get("app", {})

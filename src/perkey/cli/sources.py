@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import shlex
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +44,13 @@ TokenFile = Annotated[
 ]
 
 
+#: the commands in an advice, in backticks: those to members, and those that only ask
+ACTING = re.compile(r"`(perkey (?:key|record|pause|resume|set) [^`]+)`")
+ASKING = re.compile(r"`(perkey (?:why|status)(?: [^`]+)?)`")
+#: most dead processes that are named
+GONE_MAX = 5
+
+
 class Shown:
     """One run that can be queried."""
 
@@ -56,13 +65,16 @@ Group = Annotated[
     typer.Option(
         "--group",
         callback=group_named,
-        help="Read the reports of a whole group (App(reports=…)).",
+        help="Only runs of this group. With --bootstrap-servers: the reports of the whole group "
+        "(App(reports=…)).",
     ),
 ]
 Servers = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap-servers", metavar="HOST:PORT,…", help="For --group: broker addresses."
+        "--bootstrap-servers",
+        metavar="HOST:PORT,…",
+        help="Broker addresses: read the reports of --group.",
     ),
 ]
 Reports = Annotated[
@@ -81,27 +93,77 @@ class Where:
     servers: str | None = None
     reports: str = REPORTS
     properties: Mapping[str, str] = field(default_factory=dict)
+    config: Path | None = None
 
     def runs(self) -> list[Shown]:
         """The runs to query; ConfigError if there are none."""
         check_token_file(self.url, self.token_file)
-        if self.group is None:
+        if self.servers is None:
             if self.reports != REPORTS:
-                raise ConfigError("--reports requires --group: give both")
-            if self.servers is not None:
-                raise ConfigError("--bootstrap-servers requires --group: give both")
+                raise ConfigError("--reports requires --bootstrap-servers: give both")
             if self.properties:
-                raise ConfigError("-X and --config require --group: a run has its own properties")
-            return runs_of(self.url, self.token_file)
-        if self.servers is None or self.url is not None:
-            raise ConfigError("--group requires --bootstrap-servers and excludes --url")
+                raise ConfigError(
+                    "-X and --config require --bootstrap-servers: a run has its own properties"
+                )
+            return [
+                Shown(one.name, partial(self._asked, one))
+                for one in runs_of(self.url, self.token_file, self.group)
+            ]
+        if self.group is None:
+            raise ConfigError("--bootstrap-servers requires --group: give both")
+        if self.url is not None:
+            raise ConfigError("--bootstrap-servers excludes --url: give one of them")
         shots = self._reported(self.group, self.servers)
         if not shots:
             raise ConfigError(
                 f"no member of group {self.group} has reported to {self.reports} within the last "
                 f"hour: set App(reports={self.reports!r})"
             )
-        return [Shown(str(shot["app"]["member"]), partial(_reported, shot)) for shot in shots]
+        return [
+            Shown(str(shot["app"]["member"]), partial(self._asked_report, shot)) for shot in shots
+        ]
+
+    def _asked(self, run: Shown, question: Mapping[str, Any]) -> Any:
+        """The answer of a run, with commands that reach it again."""
+        found = run.ask(question)
+        group = found.get("group") or found.get("app", {}).get("group") or ""
+        if self.group is not None and group not in ("", self.group):
+            raise ConfigError(f"no member of group {self.group} at {run.name}, only of {group}")
+        return self._with_commands(found, group)
+
+    def _asked_report(self, shot: dict[str, Any], question: Mapping[str, Any]) -> Any:
+        found = _reported(shot, question)
+        return self._with_commands(found, str(self.group), shot.get("control"))
+
+    def _with_commands(
+        self, found: dict[str, Any], group: str, control: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        rows = [
+            {**row, "next": self.completed(row.get("next", ""), group, control)}
+            for row in found.get("sentences", ())
+        ]
+        return {**found, "sentences": rows} if rows else found
+
+    def completed(self, text: str, group: str, control: Mapping[str, Any] | None = None) -> str:
+        """An advice whose commands reach the same members, as copied."""
+        if self.url is not None:
+            acting = asking = f"--url {shlex.quote(self.url)}"
+            if self.token_file is not None:
+                acting = asking = f"{acting} --token-file {shlex.quote(str(self.token_file))}"
+        else:
+            acting, asking = f"--group {shlex.quote(group)}" if group else "", ""
+        if self.servers is not None:
+            asking = f"{acting} --bootstrap-servers {shlex.quote(self.servers)}"
+            if self.config is not None:
+                asking += f" --config {shlex.quote(str(self.config))}"
+            if control:
+                acting = f"--control {control['topic']} {asking}"
+            if self.reports != REPORTS:
+                asking += f" --reports {self.reports}"
+        text = ACTING.sub(lambda one: f"`{f'{one[1]} {acting}'.strip()}`", text)
+        return ASKING.sub(
+            lambda one: one[0] if "TOPIC" in one[1] else f"`{f'{one[1]} {asking}'.strip()}`", text
+        )
 
     def _reported(self, group: str, servers: str) -> list[dict[str, Any]]:
         """The members' last reports; invalid ones are one line on stderr."""
@@ -165,29 +227,46 @@ def check_token_file(url: str | None, token_file: Path | None) -> None:
         raise ConfigError("--token-file requires --url: runs on this machine need no token")
 
 
-def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
-    """The runs to query; ConfigError if there are none."""
+def runs_of(url: str | None, token_file: Path | None, group: str | None = None) -> list[Shown]:
+    """The runs to query, of this group; then the killed ones as one. ConfigError if none lives."""
     if url is not None:
         return [Shown(url, lambda question: by_url(url, token_file, question))]
-    found = local.runs()
-    ended = "ended without a clean stop (kill -9, out of memory, a crash?), detected"
-    killed = [
-        (name, f"process {name.partition('-')[0]} {ended} {seconds(ago_s)} ago")
-        for name, ago_s in local.gone()
-    ]
+    found = [(path, local.group_of(path)) for path in local.runs()]
+    runs = [(path, name) for path, name in found if group is None or name in ("", group)]
+    killed = killed_text([one for one in local.gone() if group in (None, one.group)])
+    if found and not runs:
+        others = ", ".join(sorted({name for _, name in found}))
+        raise ConfigError(f"no member of group {group} runs here, only of {others}")
     if not found:
-        text = "".join(f"{one}. " for _, one in killed)
-        none = "No" if killed else "no"
+        text = f"{killed}. No" if killed else "no"
         raise ConfigError(
-            f"{text}{none} running Perkey app found on this machine: start one with `perkey run` "
+            f"{text} running Perkey app found on this machine: start one with `perkey run` "
             "(or PERKEY_SOCKET=1), or give --url, or --group and --bootstrap-servers"
         )
-    runs = [Shown(path.stem, partial(local.ask, path)) for path in found]
-    return runs + [Shown(name, partial(_gone, text)) for name, text in killed]
+    shown = [Shown(path.stem, partial(local.ask, path)) for path, _ in runs]
+    return shown + ([Shown("killed", partial(_gone, killed))] if killed else [])
+
+
+class Killed(FatalError):
+    """What ended without a clean stop: reported after what runs."""
+
+
+def killed_text(killed: Sequence[local.Gone]) -> str:
+    """The killed processes in one line, the latest first; empty if there are none."""
+    if not killed:
+        return ""
+    latest = sorted(killed, key=lambda one: one.found_s)
+    named = [f"{one.name.partition('-')[0]}{f' ({one.group})' * bool(one.group)}" for one in latest]
+    more = f" and {len(named) - GONE_MAX:,} more" if len(named) > GONE_MAX else ""
+    s = "es" if len(named) > 1 else ""
+    return (
+        f"process{s} {', '.join(named[:GONE_MAX])}{more} ended without a clean stop (kill -9, out "
+        f"of memory, a crash?); a perkey command found this first {seconds(latest[0].found_s)} ago"
+    )
 
 
 def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:
-    raise FatalError(f"{text}; other members get its partitions after session.timeout.ms")
+    raise Killed(f"{text}; other members get their partitions after session.timeout.ms")
 
 
 def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +319,15 @@ def _read(request: urllib.request.Request, url: str) -> bytes:
             return body
     except urllib.error.HTTPError as error:
         with error:
-            raise ConfigError(f"{url}: {_reason(error)}") from None
+            reason = _reason(error)
+        if error.code == 401 and "token" in reason:
+            cure = (
+                "give the one in the run's http_token_file"
+                if request.has_header("Authorization")
+                else "give --token-file FILE, the run's http_token_file"
+            )
+            reason = f"{reason.partition(':')[0]}: {cure}"
+        raise ConfigError(f"{url}: {reason}") from None
 
 
 def _within(limit_s: float, call: Callable[[], bytes]) -> bytes:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perkey import guard
+from perkey.account.shown import shown_text
 from perkey.errors import ConfigError, PerkeyError
 from perkey.observe.asking import Source, answer, commands, is_answer, obeyed, question_of
 
@@ -36,6 +37,8 @@ ANSWER_BYTES_MAX = 256 * 2**20
 PATH_BYTES_MAX = 100
 #: for this many seconds after its detection a killed run is reported
 GONE_SHOWN_S = 600.0
+#: suffix of the file beside a socket that names group and member, also after a kill
+ABOUT = ".about"
 #: distinguishes several apps of one process
 _numbers = itertools.count()
 
@@ -136,7 +139,7 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         app = shots[0].get("app", {}) if shots else {}
         given = {"group": app.get("group", ""), "member": app.get("member", "")}
         with contextlib.suppress(OSError):  # without it a process that cannot answer has no name
-            about = self.path.with_suffix(".about")
+            about = self.path.with_suffix(ABOUT)
             about.unlink(missing_ok=True)  # of an earlier process with the same id
             about.write_text(json.dumps(given))
 
@@ -145,9 +148,8 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
 
     def close(self) -> None:
         """Remove the socket, then stop answering: a socket without answers means a killed run."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        self.path.with_suffix(".about").unlink(missing_ok=True)
+        for path in (self.path, self.path.with_suffix(ABOUT)):
+            path.unlink(missing_ok=True)
         self.shutdown()
         self.server_close()
 
@@ -179,7 +181,7 @@ def runs() -> list[Path]:
                         os.utime(path.rename(path.with_suffix(".gone")))
                     else:
                         path.unlink()
-                        path.with_suffix(".about").unlink(missing_ok=True)
+                        path.with_suffix(ABOUT).unlink(missing_ok=True)
                 continue
             except FileNotFoundError:
                 continue
@@ -196,7 +198,7 @@ def pid_of(path: Path) -> str:
 
 def about(path: Path) -> About | None:
     """The group and member of a socket's run; None if that is not known."""
-    place = path.with_suffix(".about")
+    place = path.with_suffix(ABOUT)
     try:
         known = place.lstat()
         if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid():
@@ -235,18 +237,34 @@ def _is_gone(pid: str) -> bool:
     return False
 
 
-def gone() -> list[tuple[str, float]]:
-    """Runs that ended without a clean stop: name and seconds since the detection."""
+class Gone(NamedTuple):
+    """A run that ended without a clean stop."""
+
+    name: str
+    #: empty: not known
+    group: str
+    #: seconds since a command first found it
+    found_s: float
+
+
+def gone() -> list[Gone]:
+    """Runs that ended without a clean stop, for ten minutes."""
     found = []
     for path in sorted(folder().glob("*.gone")):
         with contextlib.suppress(OSError):
             ago_s = max(0.0, time.time() - path.lstat().st_mtime)
             if ago_s > GONE_SHOWN_S:
                 path.unlink()
-                path.with_suffix(".about").unlink(missing_ok=True)
+                path.with_suffix(ABOUT).unlink(missing_ok=True)
             else:
-                found.append((path.stem, ago_s))
+                found.append(Gone(path.stem, group_of(path), ago_s))
     return found
+
+
+def group_of(path: Path) -> str:
+    """The group of the run with this socket; empty if it is not known."""
+    known = about(path)
+    return "" if known is None else shown_text(known.group)
 
 
 def suspended_text(pid: str) -> str:

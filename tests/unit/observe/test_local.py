@@ -123,7 +123,7 @@ def test_a_killed_run_is_reported_for_ten_minutes(server, monkeypatch):
         process.wait()
     dead_socket(server, process.pid)
     assert runs() == [server.path]
-    ((name, ago_s),) = gone()
+    ((name, _, ago_s),) = gone()
     assert (name, ago_s < 60) == (f"{process.pid}-999999", True)
     shown = runs_of(None, None)
     with pytest.raises(FatalError, match=f"^process {process.pid} ended without a clean stop"):
