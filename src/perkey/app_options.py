@@ -11,10 +11,13 @@ from perkey.errors import ConfigError
 from perkey.numeric import is_positive, is_seconds, is_whole
 from perkey.options import HandlerOptions, check_plain
 from perkey.policies import is_c_text, is_topic
+from perkey.signatures import takes_argument
 from perkey.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
+#: librdkafka's default
+MAX_POLL_INTERVAL_MS = 300_000
 #: the functions that an app calls, and their arguments
 CALLBACKS = {
     "on_result": ("result",),
@@ -86,6 +89,21 @@ class AppOptions:
         }
 
 
+def _check_revoke(options: AppOptions) -> None:
+    """The default is cut to a third of max.poll.interval.ms; an explicit value above is refused."""
+    default_s = AppOptions.__dataclass_fields__["revoke_timeout_s"].default
+    given = options.kafka.get("max.poll.interval.ms", MAX_POLL_INTERVAL_MS)
+    try:
+        most_s = float(given) / 3000
+    except (TypeError, ValueError):
+        return  # refused with the other properties
+    if options.revoke_timeout_s > most_s and options.revoke_timeout_s != default_s:
+        raise ConfigError(
+            f"App(revoke_timeout_s={options.revoke_timeout_s:g}): at most {most_s:g} s, a third of "
+            "max.poll.interval.ms: give less, or raise that property in kafka={...}"
+        )
+
+
 def checked_app(options: AppOptions) -> AppOptions:
     """The same options, or a ConfigError that names the wrong one."""
     if options.producer is None:
@@ -108,6 +126,7 @@ def checked_app(options: AppOptions) -> AppOptions:
         limit_s = getattr(options, name)
         if not is_seconds(limit_s):
             raise ConfigError(f"App({name}={limit_s!r}): give a number of seconds, 0 or more")
+    _check_revoke(options)
     patience = options.start_timeout_s
     if patience is not None and not is_positive(patience):
         raise ConfigError(
@@ -146,6 +165,8 @@ def checked_app(options: AppOptions) -> AppOptions:
         if value is not None and name in CALLBACKS:
             does = ", which is called on a thread"
             check_plain(f"App({name}=...)", name, value, CALLBACKS[name], does)
+    if options.lifespan is not None:
+        takes_argument(options.lifespan)  # refused here, and not when the brokers have answered
     return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
 
 

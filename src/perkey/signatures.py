@@ -40,6 +40,20 @@ def check_call(what: str, name: str, function: Callable[..., Any], wanted: tuple
         pass  # a builtin without a signature: its first call will show
 
 
+def takes_argument(function: Callable[..., Any]) -> bool:
+    """Whether a lifespan takes the app as argument, as FastAPI's do; ConfigError for more."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    left_out = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in left_out]
+    if len(needed) > 1 or any(p.kind == p.KEYWORD_ONLY for p in needed):
+        names = ", ".join(p.name for p in needed)
+        raise ConfigError(f"App(lifespan=...) requires {names}: it gets the app, or nothing")
+    return bool(needed)
+
+
 def check_signature(
     where: str,
     function: Callable[..., Any],

@@ -61,6 +61,8 @@ def run(
     """
     if broker is not None and clock is not None:
         raise ConfigError("run(clock=, broker=): give the clock to the broker: MemoryKafka(clock=)")
+    if isinstance(records, str | bytes) or not isinstance(records, Iterable):
+        raise ConfigError(f"run(app, {records!r:.40}): give the records as a list")
     kafka = broker or MemoryKafka(clock=clock, auto_create=True)
     try:
         # The topics that the app names; patterns add none

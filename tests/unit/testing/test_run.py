@@ -280,3 +280,16 @@ def test_what_was_put_out_can_be_looked_at(delivery):
     (sent,) = result.outputs
     assert sent == perkey.Sent("out", 0, sent.offset, b"ada")
     assert (sent.value, sent.headers, sent.key) == (b'{"n":1}', (("kind", b"bill"),), b"ada")
+
+
+@pytest.mark.parametrize("records", [5, "text", b"bytes"])
+def test_records_that_are_no_list_are_refused_in_one_line(records):
+    """Not deep inside, with a TypeError; the characters of a text are no records."""
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+
+    @app.consume("t")
+    def handler(record):
+        """Not called."""
+
+    with pytest.raises(perkey.ConfigError, match=r"run\(app, .*\): give the records as a list"):
+        run(app, records)

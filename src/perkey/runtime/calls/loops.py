@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection
@@ -17,6 +16,7 @@ from perkey.errors import ConfigError, FatalError
 from perkey.runtime.calls.invoke import error_info
 from perkey.runtime.calls.stacks import of_coroutine
 from perkey.runtime.logs import event
+from perkey.signatures import takes_argument
 
 _log = logging.getLogger("perkey")
 
@@ -159,17 +159,3 @@ class HandlerLoop:
         assert self._thread is not None
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-
-def takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a lifespan takes the app as argument, as FastAPI's do; ConfigError for more."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    left_out = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in left_out]
-    if len(needed) > 1 or any(p.kind == p.KEYWORD_ONLY for p in needed):
-        names = ", ".join(p.name for p in needed)
-        raise ConfigError(f"App(lifespan=...) requires {names}: it gets the app, or nothing")
-    return bool(needed)

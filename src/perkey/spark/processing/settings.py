@@ -12,7 +12,7 @@ from perkey.errors import ConfigError
 from perkey.numeric import is_positive, is_whole
 from perkey.options import RETRY, HandlerOptions, checked
 from perkey.policies import DeadLetter, Skip, Stop
-from perkey.runtime.calls.loops import takes_argument
+from perkey.signatures import takes_argument
 from perkey.spark.processing.leftovers import shared_folder
 
 SLOTS_MAX = 100_000

@@ -29,7 +29,6 @@ from perkey.runtime.calls.invoke import (
     is_final,
     messages_of,
 )
-from perkey.runtime.calls.loops import takes_argument
 from perkey.runtime.calls.processes.protocol import (
     ENDED,
     IDLE,
@@ -50,6 +49,7 @@ from perkey.runtime.calls.processes.protocol import (
 from perkey.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from perkey.runtime.calls.tracing import Tracing, flush, tracing_of
 from perkey.runtime.door import SUSPENDED_S, since_boot
+from perkey.signatures import takes_argument
 from perkey.types import CHARGE, Charge, Record
 
 #: blocked while a worker starts, so that none ends it before it ignores them
