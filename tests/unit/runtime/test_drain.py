@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from perkey.core import states
 from perkey.core.effects import CommitOffsets, Start
 from perkey.core.engine import Engine
 from perkey.core.events import AT_MOST_ONCE, Answer, Assignment, Failed, HandlerSpec
@@ -185,3 +187,41 @@ def test_a_log_that_is_short_for_a_moment_is_waited_for(clock: list[float]) -> N
         group.logs = logs
         short(drain, clock, 1)
     assert not drain.finished(engine, 0.0, ours)
+
+
+def waiting(*works: Any, frontier: int = 0) -> dict[TopicPartition, Any]:
+    """A partition of which these records are not done."""
+    whole = SimpleNamespace(position=10, frontier=frontier, unfinished=lambda _: works)
+    return {OURS: whole}
+
+
+def work(state: int, *, held: bool = False, due: float = 0.0) -> Any:
+    """A record in this state."""
+    by = SimpleNamespace(reason="their orders are doubled")
+    failure = SimpleNamespace(held=held, due=due, held_by=by)
+    record = SimpleNamespace(key=b"cust-17")
+    return SimpleNamespace(state=state, failure=failure if held else None, record=record)
+
+
+def test_a_drain_that_waits_for_held_records_is_logged(clock: list[float]) -> None:
+    """Which key, why, and until when; once per minute."""
+    drain = Drain(cast("AdminPort", Group()), "g", {OURS: 0}, {OURS: 10})
+    clock[0] += module.HELD_AFTER_S + 1
+    ours = waiting(work(states.RETRYING, held=True, due=60.0), work(states.QUEUED))
+    line = drain.held_line(0.0, ours)
+    assert line is not None
+    assert line.pop("until") != ""
+    assert line == {"records": 1, "key": "cust-17", "reason": "their orders are doubled"}
+    assert drain.held_line(0.0, ours) is None
+    clock[0] += module.HELD_EVERY_S + 1
+    assert drain.held_line(0.0, ours) is not None
+
+
+@pytest.mark.parametrize("state", [states.RUNNING, states.RETRYING, None])
+def test_a_drain_that_waits_for_more_than_held_records_is_not_logged(state: int | None) -> None:
+    """What runs, is tried again, or is fetched ends without the hold."""
+    held = work(states.RETRYING, held=True, due=60.0)
+    more = None if state is None else work(state)
+    assert module.held_of({OURS: 10}, 0.0, waiting(held, more)) is None
+    assert module.held_of({OURS: 10}, 0.0, waiting(work(states.PARKED))) is None
+    assert module.held_of({OURS: 10}, 0.0, {}) is None

@@ -112,8 +112,24 @@ def test_endless_kinds_become_one(told):
     for number in range(KINDS_MAX + 50):
         told.fail(kind=f"E{number}")
     assert len(told.run_log._failures) == KINDS_MAX + 1
-    assert len(told.lines()) == KINDS_MAX + 1
+    lines = [one for one in told.lines() if one["event"] == "attempt failed"]
+    assert len(lines) == KINDS_MAX + 1
     assert sum(line["left_out"] for line in told.lines(last=True)) == 49
+
+
+@pytest.mark.parametrize(("done", "expected"), [(0, 1), (3, 0)])
+def test_a_handler_that_never_succeeds_is_reported_early(told, done, expected):
+    """Once, with its tenth failure in a row; not if a record has succeeded before."""
+    lines = []
+    for number in range(3 * run_log.FAILING_MIN):
+        work = Work(number, "h")
+        work.partition.handler.done = done
+        told.fail(number, work=work)
+        lines += [one for one in told.lines() if one["event"].startswith("every attempt")]
+    assert len(lines) == expected
+    if expected:
+        assert (lines[0]["handler"], lines[0]["attempts"]) == ("h", run_log.FAILING_MIN)
+        assert "`perkey pause --handler h --reason TEXT`" in lines[0]["next"]
 
 
 def test_the_traceback_of_the_last_attempt_is_written_once(told, caplog):

@@ -165,6 +165,17 @@ class RunLog:
             found = RemoteError(*effect.error)
         effect = effect._replace(error=ErrorInfo(*effect.error))  # stored without frames
         self.troubles.note(effect)
+        if self.troubles.is_first_of_none(effect):
+            handler = effect.work.partition.handler.name
+            self.line(
+                "warning",
+                "every attempt has failed so far",
+                handler=handler,
+                attempts=FAILING_MIN,
+                error=_text(effect.error),
+                next=f"fix the error; `perkey pause --handler {handler} --reason TEXT` keeps the "
+                "attempts that remain",
+            )
         if effect.outcome == "failed":
             self._failed(effect, found)
         else:
@@ -296,7 +307,7 @@ def _text(error: ErrorInfo) -> str:
 
 
 #: so many attempts in a row, over so many seconds, and no success: then every attempt fails
-FAILING_MIN, FAILING_S = 10, 5.0
+FAILING_MIN, FAILING_S = 10, 1.0
 #: distinct kinds; further ones are counted as one
 KINDS_SHOWN_MAX = 50
 OTHERS = "(other types)"
@@ -370,6 +381,13 @@ class Troubles:
         if kind is None:
             kind = self._kinds[name] = Kind(at)
         kind.note(effect, at)
+
+    def is_first_of_none(self, effect: fx.Troubled) -> bool:
+        """Whether just now FAILING_MIN attempts of its handler have failed, and none succeeded."""
+        handler = effect.work.partition.handler
+        one = self._in_a_row.get(handler.name)
+        failed = effect.outcome == "failed" and one is not None and one.failed == FAILING_MIN
+        return failed and not handler.done
 
     def rows(self) -> list[dict[str, Any]]:
         """JSON-able rows, the latest failure first. Thread-safe."""

@@ -11,9 +11,12 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
+from perkey.account.account import is_held
+from perkey.account.shown import shown_key, shown_text
 from perkey.core import states
 from perkey.core.engine import Engine
 from perkey.core.partition import Partition
+from perkey.core.work import Work
 from perkey.kafka.ports import AdminPort, KafkaUnavailable
 from perkey.runtime.logs import event
 from perkey.runtime.member.rebalance import names
@@ -27,6 +30,8 @@ STANDSTILL_S = 60.0
 #: interval of queries for logs that do not reach their end any more; after this many such answers
 #: in a row it is believed: a new leader, or a broker's metadata, may be a moment behind
 LOGS_EVERY_S, SHORT_MAX = 10.0, 3
+#: a wait for held records is looked for, and logged, so often
+HELD_AFTER_S, HELD_EVERY_S = 2.0, 60.0
 #: time limit for such a query: the thread that sends it also watches the run
 LOGS_S = 3.0
 
@@ -68,6 +73,38 @@ class Reachable:
         return {where: end for where, end in (left | lower).items() if end > 0}
 
 
+def held_of(
+    left: Mapping[TopicPartition, int], now: float, ours: Mapping[TopicPartition, Partition]
+) -> dict[str, object] | None:
+    """If only held records, and what queues behind them, are waited for: how many, until when.
+
+    Called inside the door; the fields of a log line.
+    """
+    held: list[Work] = []
+    for where, end in left.items():
+        partition = ours.get(where)
+        if partition is None or partition.position < end > partition.frontier:
+            return None
+        for work in partition.unfinished(end):
+            if work is None or work.state not in states.WAITING:
+                return None
+            if is_held(work):
+                held.append(work)
+            elif work.state == states.RETRYING:
+                return None
+    if not held:
+        return None
+    last = max(held, key=lambda work: work.failure.due if work.failure else 0.0)
+    due = last.failure.due if last.failure is not None else now
+    by = None if last.failure is None else last.failure.held_by
+    return {
+        "records": len(held),
+        "key": shown_key(last.record.key),
+        "until": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + due - now)),
+        **({} if by is None or not by.reason else {"reason": shown_text(by.reason)}),
+    }
+
+
 class Drain:
     """Compares the group's progress with the ends."""
 
@@ -83,6 +120,8 @@ class Drain:
         self._group = group
         self._others_due = 0.0
         self._reachable = Reachable(admin)
+        #: when the wait for held records is logged next
+        self._held_due = time.monotonic() + HELD_AFTER_S
         #: all is done here, and the last commit is in flight
         self.acknowledging = False
         #: replaced as a whole
@@ -111,6 +150,19 @@ class Drain:
         if self.acknowledging:
             engine.commit_soon(now)
         return not self.acknowledging
+
+    def held_line(
+        self, now: float, ours: Mapping[TopicPartition, Partition]
+    ) -> dict[str, object] | None:
+        """The fields of the line that the drain waits for held records; None if none is due.
+
+        Called inside the door.
+        """
+        if time.monotonic() < self._held_due:
+            return None
+        found = held_of(self._left, now, ours)
+        self._held_due = time.monotonic() + (HELD_AFTER_S if found is None else HELD_EVERY_S)
+        return found
 
     def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
         """Whether this member has parked records and others are idle: they probably wait for it.

@@ -301,6 +301,8 @@ class Run:
         if member.door.call(lambda engine, now: drain.finished(engine, now, ours)):
             self._drained = True
             member.stop("in_flight")
+        elif line := member.door.call(lambda _, now: drain.held_line(now, ours)):
+            event("info", "the drain waits for records that are held", **line)
 
     def _ask_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         admin = self._admin
