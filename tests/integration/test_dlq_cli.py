@@ -107,7 +107,7 @@ def test_letters_go_home_once_and_in_order(kafka_broker: LocalBroker, capsys):
     words = ("replay", dlq, "--yes", "--stale", "replay")
     sent, nothing = (called(capsys, kafka_broker, *words) for _ in range(2))
     assert (sent["sent"], list(sent["groups"])) == (100, [topic])
-    assert (nothing["sent"], nothing["groups"]) == (0, {})
+    assert (nothing["sent"], nothing["groups"]) == (0, {topic: []})
     whole = [*range(1, 100, 2), *range(0, 100, 2)]
     assert replayed(kafka_broker, topic) == [whole] * PARTITIONS
 
@@ -213,6 +213,7 @@ def test_a_second_replay_ends_the_first(kafka_broker: LocalBroker):
     _, said = first.communicate(timeout=60)
     assert first.returncode == 1
     assert "another replay of this topic has started" in said
+    assert [line for line in said.splitlines() if not line.startswith("perkey: ")] == []
     check(replayed(kafka_broker, topic), count)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +19,11 @@ from perkey.dlq.replay import Box, group_of
 from perkey.errors import ConfigError
 from perkey.kafka.connect import Connection, connect
 from perkey.where import Condition, parse, text_of
+
+#: for librdkafka's lines, of which a fenced producer writes some whatever its log_level
+SILENT = logging.getLogger("perkey.silent")
+SILENT.addHandler(logging.NullHandler())
+SILENT.propagate = False
 
 Where = Annotated[
     str | None,
@@ -71,8 +77,11 @@ def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Bo
 
 def connected(kafka: cluster.Cluster, group: str) -> Connection:
     """Clients of this group, which has no members."""
+    properties = kafka.properties()
+    if not {"debug", "log_level"} & properties.keys():  # errors are in the exceptions
+        properties = {"log_level": 2, "logger": SILENT, **properties}
     return connect(
-        {"log_level": 2, **kafka.properties()},  # errors are in the exceptions
+        properties,
         {},
         group=group,
         buffer_records=10_000,

@@ -255,8 +255,10 @@ class KafkaTransactions:
     ) -> TransactionEnd:
         """Handle a failed transaction; find out how it ended if the outcome is unknown."""
         verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
-        _log.warning("transaction: %s (%s)", error.str(), verdict)
-        if verdict in ("fenced", "fatal"):
+        is_over = verdict in ("fenced", "fatal")  # its caller ends, with this reason
+        level = logging.DEBUG if is_over else logging.WARNING
+        _log.log(level, "transaction: %s (%s)", error.str(), verdict)
+        if is_over:
             return TransactionEnd("fenced", deliveries, _why(error))
         if verdict == "abort" and self._producer is not None:
             try:
