@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import wraps
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from perkey.errors import ConfigError, RetryAfter
@@ -35,6 +36,8 @@ NAMES = ("bytes", "str", "json")
 _MARK = "__perkey_decoder__"
 #: method of an object that takes bytes, such as perkey.Schema: whether it may block on them
 _WAITS = "__perkey_waits__"
+#: its method that returns, by field, what it takes of a record: not only the field's bytes
+_GIVEN = "__perkey_given__"
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -121,19 +124,22 @@ class Part(NamedTuple):
 
     #: "key" or "value"
     name: str
-    #: takes the field's bytes; a decoder takes the record
     function: Callable[[Any], Any]
-    is_decoder: bool = False
+    #: what the function takes of a record: the field's bytes; a decoder takes the record
+    given: Callable[[Record], Any]
     is_async: bool = False
-    #: takes the field's bytes: whether it may block, which a loop must not
+    #: takes the same: whether the function may block, which a loop must not
     waits: Callable[[Any], bool] | None = None
 
 
 def _part(name: str, kind: Any) -> Part | None:
     if _is_marked(kind):
-        return Part(name, kind, True, is_async(kind), lambda _: True)
+        return Part(name, kind, lambda record: record, is_async(kind), lambda _: True)
     codec = _codec(kind)
-    return None if codec is None else Part(name, codec, waits=getattr(codec, _WAITS, None))
+    if codec is None:
+        return None
+    given = getattr(codec, _GIVEN, attrgetter)(name)
+    return Part(name, codec, given, waits=getattr(codec, _WAITS, None))
 
 
 def _is_marked(kind: Any) -> bool:
@@ -202,11 +208,11 @@ class Decoding:
 
     def _here(self, record: Record) -> Record:
         found: dict[str, Any] = {}
-        for name, function, is_decoder, *_ in self._parts:
+        for name, function, given, *_ in self._parts:
             held = getattr(record, name)
             if held is not None:
                 try:
-                    found[name] = function(record if is_decoder else held)
+                    found[name] = function(given(record))
                 except BaseException as error:
                     raise judged(error, name, held) from None
         return record._replace(**found)
@@ -214,18 +220,18 @@ class Decoding:
     async def awaited(self, record: Record) -> Record:
         """The same on a loop, without blocking it."""
         found: dict[str, Any] = {}
-        for name, function, is_decoder, asynchronous, waits in self._parts:
+        for name, function, given, asynchronous, waits in self._parts:
             held = getattr(record, name)
             if held is None:
                 continue
             try:
+                taken = given(record)
                 if asynchronous:
-                    found[name] = await function(record)
-                elif waits is not None and waits(held):
-                    given = record if is_decoder else held
-                    found[name] = await _in_a_thread(function, given)
+                    found[name] = await function(taken)
+                elif waits is not None and waits(taken):
+                    found[name] = await _in_a_thread(function, taken)
                 else:
-                    found[name] = function(held)
+                    found[name] = function(taken)
             except BaseException as error:
                 raise judged(error, name, held) from None
         return record._replace(**found)

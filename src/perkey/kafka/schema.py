@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 from perkey.errors import ConfigError
+from perkey.types import Record
 
-HEADER_BYTES = 5  # magic byte 0, then the schema's id in four bytes
+#: length of a schema's id by the magic byte before it: a number, or a GUID
+ID_BYTES = {0: 4, 1: 16}
 #: Perkey repeats attempts by the handler's `retry`; without a time-out a call could hang forever
 CONF = {"timeout": 5, "max.retries": 0}
 AUTH = "basic.auth.user.info"
@@ -24,7 +28,7 @@ _OF_THE_REGISTRY = {"SchemaRegistryError", "OAuthTokenError", "TransportError", 
 
 
 class Schema:
-    """For `value=` and `key=`: Avro, JSON Schema or Protobuf, by the schema id in the payload.
+    """For `value=` and `key=`: Avro, JSON Schema or Protobuf, by the id in the payload or a header.
 
     `conf` takes the options of confluent-kafka's SchemaRegistryClient; `message` is the generated
     class of Protobuf messages.
@@ -79,21 +83,41 @@ class Schema:
 
     def __call__(self, data: bytes) -> Any:
         """The decoded value: for Avro and JSON mostly a dict, for Protobuf the message."""
-        if len(data) < HEADER_BYTES or data[0] != 0:
+        head = _head(data)
+        if not head:
             raise ValueError(
-                "not in Confluent's wire format: magic byte 0 and a schema id must come first"
+                "not in Confluent's wire format: magic byte 0 and a schema id must come first, or "
+                "be in the header __value_schema_id (of a key: __key_schema_id)"
             )
         made = self._made
         if made is None or not made.usable:
             made = self._made = _Reader(self._conf, self._message)
-        return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
+        return made.read(head, data)
+
+    @staticmethod
+    def __perkey_given__(name: str) -> Callable[[Record], bytes]:
+        """For perkey.decoding: a field's bytes, behind the schema id if a header has that.
+
+        The header's value is what serializers otherwise put before the payload: the deserializers
+        read both forms from there. The last header counts, as for the Java deserializers.
+        """
+        header = f"__{name}_schema_id"
+
+        def framed(record: Record) -> bytes:
+            payload: bytes = getattr(record, name)
+            for key, schema_id in reversed(record.headers):
+                if key == header and schema_id is not None:
+                    return schema_id + payload
+            return payload
+
+        return framed
 
     def __perkey_waits__(self, data: bytes) -> bool:
         """For perkey.decoding: whether it may query the registry, which blocks an event loop."""
         made = self._made
         if made is None or not made.usable:
             return True
-        return int.from_bytes(data[1:HEADER_BYTES], "big") not in made.at_hand
+        return _head(data) not in made.at_hand
 
     def __repr__(self) -> str:
         return f"perkey.Schema({self.url!r})"  # never conf: it holds passwords
@@ -116,6 +140,8 @@ class _Reader:
         self._url = conf["url"]
         self._client = SchemaRegistryClient(conf)
         weakref.finalize(self, self._client.close)
+        # the client keeps a schema by the GUID of the response, which may have none
+        self._client.get_schema_by_guid = cache(self._client.get_schema_by_guid)  # type: ignore[method-assign]  # of this object
         # The id alone names a schema; otherwise it would query the registry for subjects.
         by_id = {"subject.name.strategy": lambda _ctx, _name: None}
         self._by_type: dict[str, Callable[[bytes], Any]] = {
@@ -124,29 +150,33 @@ class _Reader:
         }
         if message is not None:
             self._by_type["PROTOBUF"] = ProtobufDeserializer(message, by_id)
-        self._by_id: dict[int, Callable[[bytes], Any]] = {}
-        #: ids that were read once, with all references; JSON Schema may fetch some later
-        self.at_hand: set[int] = set()
+        self._by_head: dict[bytes, Callable[[bytes], Any]] = {}
+        #: heads that were read once, with all references; JSON Schema may fetch some later
+        self.at_hand: set[bytes] = set()
 
     @property
     def usable(self) -> bool:
         """A client does not work after a fork, and keeps an answer without a schema."""
         return self._pid == os.getpid() and not self._spoilt
 
-    def read(self, schema_id: int, data: bytes) -> Any:
-        """The value after the header."""
-        deserialize = self._by_id.get(schema_id) or self._found(schema_id)
+    def read(self, head: bytes, data: bytes) -> Any:
+        """The value after the magic byte and the schema id, its `head`."""
+        deserialize = self._by_head.get(head) or self._found(head)
         try:
             value = deserialize(data)
         except Exception as error:
-            raise self._unreadable(error, schema_id) from None
+            raise self._unreadable(error, _id_of(head)) from None
         if deserialize is not self._by_type["JSON"]:
-            self.at_hand.add(schema_id)
+            self.at_hand.add(head)
         return value
 
-    def _found(self, schema_id: int) -> Callable[[bytes], Any]:
+    def _found(self, head: bytes) -> Callable[[bytes], Any]:
+        schema_id = _id_of(head)
         try:
-            schema = self._client.get_schema(schema_id)
+            if isinstance(schema_id, int):
+                schema = self._client.get_schema(schema_id)
+            else:
+                schema = self._client.get_schema_by_guid(str(schema_id), None)  # as they call it
         except Exception as error:
             raise self._refusal(error, schema_id) from None
         if not schema.schema_str:
@@ -160,10 +190,10 @@ class _Reader:
             if kind == "PROTOBUF":
                 cure = "pass its generated class: perkey.Schema(url, message=...)"
             raise ValueError(f"schema {schema_id} is {kind}: {cure}")
-        self._by_id[schema_id] = found
+        self._by_head[head] = found
         return found
 
-    def _refusal(self, error: BaseException, schema_id: int) -> Exception:
+    def _refusal(self, error: BaseException, schema_id: int | UUID) -> Exception:
         """The exception if the registry returned no schema: OSErrors are failed attempts."""
         status = getattr(error, "http_status_code", None)
         if status is None:
@@ -178,7 +208,7 @@ class _Reader:
             return ValueError(f"{line}: {_short(str(detail))}")
         return ConnectionError(line if of_registry else f"{line}, and no registry's error code")
 
-    def _unreadable(self, error: BaseException, schema_id: int) -> Exception:
+    def _unreadable(self, error: BaseException, schema_id: int | UUID) -> Exception:
         """The exception for unreadable bytes; a schema's references are fetched here."""
         line = _line(error)
         one: BaseException | None = error
@@ -190,6 +220,16 @@ class _Reader:
                 line = f"{getattr(one, 'json_path', '$')} fails {getattr(one, 'validator', '')!r}"
             one = one.__cause__ or one.__context__
         return ValueError(f"it does not fit schema {schema_id}: {line}")
+
+
+def _head(data: bytes) -> bytes:
+    """The magic byte with the schema's id; empty if this is not the wire format."""
+    size = 1 + ID_BYTES[data[0]] if data and data[0] in ID_BYTES else 0
+    return data[:size] if len(data) >= size else b""
+
+
+def _id_of(head: bytes) -> int | UUID:
+    return int.from_bytes(head[1:], "big") if head[0] == 0 else UUID(bytes=head[1:])
 
 
 def _line(error: BaseException) -> str:

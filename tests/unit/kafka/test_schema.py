@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from confluent_kafka import serialization
 
 import perkey
 from perkey.decoding import Undecodable, decoding_of
@@ -25,6 +26,11 @@ from perkey.testing import run
 pytestmark = pytest.mark.push
 
 fastavro = pytest.importorskip("fastavro", reason="needs perkey[schema]")
+schema_registry = pytest.importorskip("confluent_kafka.schema_registry")
+avro_serde = pytest.importorskip("confluent_kafka.schema_registry.avro")
+json_serde = pytest.importorskip("confluent_kafka.schema_registry.json_schema")
+protobuf_serde = pytest.importorskip("confluent_kafka.schema_registry.protobuf")
+StringValue = pytest.importorskip("google.protobuf.wrappers_pb2").StringValue
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
 WITH_LINE = {"type": "record", "name": "L", "fields": [{"name": "order", "type": "Order"}]}
@@ -224,14 +230,115 @@ def test_references_are_fetched(registry):
 
 def test_protobuf_with_its_class_is_a_message(registry):
     """`message=` is the generated class; the indexes before the message are taken off."""
-    from google.protobuf.wrappers_pb2 import StringValue  # type: ignore[import-untyped]  # no stubs in the lock
-
     schema = perkey.Schema(registry.url, message=StringValue)
     data = head(3) + b"\0" + StringValue(value="seven").SerializeToString()
     assert pickle.loads(pickle.dumps(schema))(data).value == "seven"
     assert schema(avro(7)) == {"n": 7}
     with pytest.raises(ValueError, match="it does not fit schema 3"):
         schema(head(3) + b"\0\xff\xff")
+
+
+# -- the id in a header --------------------------------------------------------------------------------
+
+
+def written(registry: Registry, kind: str, form: str) -> tuple[perkey.Record, dict[str, object]]:
+    """A record by confluent-kafka's serializers, and its fields; the registry has its schemas."""
+    client = schema_registry.SchemaRegistryClient.new_client({"url": "mock://"})
+    conf = {"schema.id.serializer": getattr(schema_registry, f"{form}_schema_id_serializer")}
+    fields: dict = {"key": {"n": 1}, "value": {"n": 2}}
+    if kind == "AVRO":
+        serializer = avro_serde.AvroSerializer(client, json.dumps(AVRO), conf=conf)
+    elif kind == "JSON":
+        titled = json.dumps({**JSON_SCHEMA, "title": "Order"})
+        serializer = json_serde.JSONSerializer(titled, client, conf=conf)
+    else:
+        fields = {name: StringValue(value=name) for name in fields}
+        serializer = protobuf_serde.ProtobufSerializer(StringValue, client, conf)
+    headers: list[tuple[str, bytes]] = []
+    key, value = (
+        serializer(field, serialization.SerializationContext("orders", name, headers))
+        for name, field in fields.items()
+    )
+    for name in fields:
+        held = client.get_latest_version(f"orders-{name}")
+        # as a registry responds that does not repeat the GUID
+        answer = {"schema": held.schema.schema_str, "schemaType": kind}
+        places = (f"/schemas/ids/{held.schema_id}", f"/schemas/guids/{held.guid}")
+        registry.held |= dict.fromkeys(places, answer)
+    assert [name for name, _ in headers] == (
+        ["__key_schema_id", "__value_schema_id"] if form == "header" else []
+    )
+    return perkey.Record("orders", 0, 0, 0, key, value, tuple(headers)), fields
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+@pytest.mark.parametrize("form", ["prefix", "header"])
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
+def test_both_forms_of_the_librarys_serializers_are_read(registry, kind, form, field):
+    """The schema's id before the payload, or its GUID in a header; the other field keeps its bytes."""
+    record, fields = written(registry, kind, form)
+    schema = perkey.Schema(registry.url, message=StringValue if kind == "PROTOBUF" else None)
+    decoding = decoding_of(**{"key": "bytes", "value": "bytes", field: schema})
+    expected = record._replace(**{field: fields[field]})
+    assert decoding.here(record) == expected
+    assert asyncio.run(awaited(decoding, record)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_with_ids_in_headers_is_handled(registry, kind):
+    """Known schemas are not fetched again; tombstones stay None."""
+    record, fields = written(registry, "AVRO", "header")
+    given = [record._replace(offset=n) for n in range(9)] + [record._replace(offset=9, value=None)]
+    schema = perkey.Schema(registry.url)
+    decoding_of(schema, schema).here(record)
+    results, seen = handled(given, kind, key=schema, value=schema)
+    assert {one.outcome for one in results} == {"done"}
+    assert [one.value for one in seen] == [fields["value"]] * 9 + [None]
+    assert {str(one.key) for one in seen} == {str(fields["key"])}
+    assert len(registry.asked) == 2
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "PROTOBUF"])
+def test_a_loop_reads_a_known_guid_itself(registry, monkeypatch, kind):
+    """Only its first record costs a thread of the loop's pool."""
+    threads: list[bytes] = []
+
+    async def in_a_thread(function, given):
+        threads.append(given)
+        return function(given)
+
+    monkeypatch.setattr("perkey.decoding._in_a_thread", in_a_thread)
+    record, _ = written(registry, kind, "header")
+    schema = perkey.Schema(registry.url, message=StringValue)
+    for _ in range(3):
+        asyncio.run(awaited(decoding_of("bytes", schema), record))
+    assert (len(threads), len(registry.asked)) == (1, 1)
+
+
+def test_the_last_header_counts(registry):
+    """A producer that reuses its list of headers appends; a header without a value is none."""
+    record, fields = written(registry, "AVRO", "header")
+    foreign = ("__value_schema_id", b"\1" + bytes(16))
+    decoding = decoding_of("bytes", perkey.Schema(registry.url))
+    many = record._replace(headers=(foreign, *record.headers, ("__value_schema_id", None)))
+    assert decoding.here(many).value == fields["value"]
+    plain = perkey.Record("orders", 0, 0, 0, None, avro(7), (("__value_schema_id", None),))
+    assert decoding.here(plain).value == {"n": 7}
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        (b"\1" + bytes(16), "HTTP 404 for schema 00000000-0000-0000-0000-000000000000: Schema not"),
+        (b"\1abc", "not in Confluent's wire format"),
+        (b"2", "not in Confluent's wire format"),
+    ],
+)
+def test_a_header_that_names_no_schema_is_final(registry, header, line):
+    """At the first attempt, with the cause."""
+    record = perkey.Record("orders", 0, 0, 0, b"k", b"x", (("__value_schema_id", header),))
+    with pytest.raises(Undecodable, match=line):
+        decoding_of("bytes", perkey.Schema(registry.url)).here(record)
 
 
 # -- failed attempts -----------------------------------------------------------------------------------
