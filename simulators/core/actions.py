@@ -15,6 +15,7 @@ from simulators.core.violation import Violation, require
 from simulators.core.world import World
 
 ERROR = ErrorInfo("SimulatedError", "drawn")
+NOT_NOW = ErrorInfo("NotNow", "drawn")
 OVERHEAD_BYTES = 100
 
 
@@ -173,7 +174,9 @@ def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) ->
         life = world.oracle.lives[work.partition]
         if life.state == "closed":
             continue
-        if isinstance(ending, Failed):
+        if isinstance(ending, Failed) and ending.not_now:
+            world.oracle.postponed(life, work, world.now, ending.delay_s)
+        elif isinstance(ending, Failed):
             world.oracle.failed(
                 life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True,
                 absent=ending.away,
@@ -191,6 +194,8 @@ def outcome(
         return Failed(work, ERROR)
     if away.is_away(world, work):
         return Failed(work, ERROR, away=True)
+    if odds.not_now and dice.chance(odds.not_now):
+        return _postponed(work, dice)
     if fate < odds.fail:
         if kind < odds.final:
             return Failed(work, ERROR, final=True)
@@ -203,6 +208,11 @@ def outcome(
     if kind < odds.outputs:
         return Returned(work, ["output"])
     return None
+
+
+def _postponed(work: Work, dice: Dice) -> Failed:
+    """The handler raises NotNow; `Hold.on` may name that, too."""
+    return Failed(work, NOT_NOW, False, 5.0 * dice.roll(), dice.chance(0.5), None, not_now=True)
 
 
 def _end_batch(world: World, member: Member, call: Call, dice: Dice, *, every: bool) -> None:
@@ -223,6 +233,9 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     failed = call.cancelled or dice.chance(world.odds.fail) or any(map(world.poisoned, call.works))
     absent = not failed and any(away.is_away(world, work) for work in call.works)
     failed = failed or absent
+    if not failed and world.odds.not_now and dice.chance(world.odds.not_now):
+        _end_postponed(world, member, call, dice)
+        return
     delay_s = 3.0 * dice.roll() if dice.chance(world.odds.retry_after) else None
     outputs = Shared(call.works) if dice.chance(world.odds.outputs) else None
     done: list[Work] = []
@@ -250,6 +263,18 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
             if life is not None:
                 world.oracle.handled(life, work.record.offset, world.now)
     member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed, call=call.call)
+
+
+def _end_postponed(world: World, member: Member, call: Call, dice: Dice) -> None:
+    """All of the batch: it is not tried again in halves."""
+    ending = _postponed(call.first, dice)
+    ended: list[Ended] = [ending._replace(work=work) for work in call.works]
+    for work in call.works:
+        life = world.oracle.left(work)
+        if life is not None:
+            away.ended(member, work, ending)
+            world.oracle.postponed(life, work, world.now, ending.delay_s)
+    member.engine.batch_ended(world.now, call.handler, (), ended, whole=True, call=call.call)
 
 
 def _end_unhandled(world: World, member: Member, call: Call) -> None:
@@ -289,18 +314,23 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
             member.engine.batch_progressed(world.now, done, ended)
         return
     member.calls.remove(call)
-    _nack(world, member, call, ended)
+    _nack(world, member, call, dice, ended)
     member.engine.batch_ended(world.now, call.handler, done, ended, call=call.call)
 
 
-def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:
+def _nack(world: World, member: Member, call: Call, dice: Dice, ended: list[Ended]) -> None:
     for work in call.works:
         life = world.oracle.left(work)
         absent = away.is_away(world, work)
-        ended.append(Failed(work, ERROR, away=absent))
+        later = not absent and world.odds.not_now and dice.chance(world.odds.not_now)
+        failed = _postponed(work, dice) if later else Failed(work, ERROR, away=absent)
+        ended.append(failed)
         if life is not None:
-            away.ended(member, work, ended[-1])
+            away.ended(member, work, failed)
             offset = work.record.offset
+            if later:
+                world.oracle.postponed(life, work, world.now, failed.delay_s)
+                continue
             lane = life.source.lane(offset)
             first = life.next_of(lane) == offset
             world.oracle.failed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core.endings import Endings
 from perkey.core.retries import Outages
 from simulators.core import profiles
 from simulators.core.mutant import mutant
@@ -46,3 +47,21 @@ def _end_of_an_outage_forgets_what_waits(original: Any) -> Any:
 @mutant(Outages, "_take_over", "L1", "L2", "S15", "S12", first_seed=profiles.AWAY)
 def _outage_lasts_for_ever(original: Any) -> Any:
     return lambda _self, _handler, _outage: None
+
+
+@mutant(Endings, "_waits", "S3", "S12", first_seed=profiles.AWAY)
+def _postponing_costs_an_attempt(original: Any) -> Any:
+    def waits(self: Endings, work: Any, failed: Any, *, behind: bool = False) -> None:
+        if failed.not_now:
+            self._attempt_failed(work, failed.error)
+        original(self, work, failed, behind=behind)
+
+    return waits
+
+
+@mutant(Endings, "_waits", "S3", first_seed=profiles.AWAY)
+def _postponing_waits_for_nothing(original: Any) -> Any:
+    def waits(self: Endings, work: Any, failed: Any, *, behind: bool = False) -> None:
+        original(self, work, failed._replace(delay_s=0.0), behind=behind)
+
+    return waits

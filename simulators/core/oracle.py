@@ -295,6 +295,15 @@ class Oracle:
         life.not_before[offset] = now + lowest
         life.startable[offset] = now + max(highest, delay_s or 0.0, 1.0)
 
+    def postponed(self, life: Life, work: Work, now: float, delay_s: float | None) -> None:
+        """The handler raised NotNow: no attempt. The first of its lane waits so long."""
+        assert delay_s is not None
+        offset = work.record.offset
+        first = life.next_of(life.source.lane(offset)) == offset
+        life.not_before[offset] = now + (delay_s if first else 0.0)
+        life.startable[offset] = now + max(delay_s, 1.0)
+        self.stats["postponed"] += 1
+
     def flood(self, member: str, work: Work) -> away.Flood:
         """What the brake of the record's handler counts."""
         return self.floods.setdefault((member, work.partition.handler.index), away.Flood())

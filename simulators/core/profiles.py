@@ -419,7 +419,7 @@ def _decided(setup: Setup, rng: random.Random) -> Setup:
 
 
 def _away(setup: Setup, rng: random.Random) -> Setup:
-    """Little fails besides."""
+    """Little fails besides, but handlers postpone records."""
     specs = []
     for spec in setup.specs:
         by = by_key if spec.batch is None and rng.random() < 0.5 else None
@@ -429,7 +429,8 @@ def _away(setup: Setup, rng: random.Random) -> Setup:
             replace(spec, delivery=delivery, retry=Retry(rng.choice((1, 2, 5))), hold=hold)
         )
     fail = rng.choice((0.0, 0.0, 0.1))
-    return _failing(setup, tuple(specs), fail, away=rng.choice((2.0, 8.0)), churn=1.0)
+    setup = _failing(setup, tuple(specs), fail, away=rng.choice((2.0, 8.0)), churn=1.0)
+    return replace(setup, odds=replace(setup.odds, not_now=rng.choice((0.0, 0.05, 0.2))))
 
 
 def _braked(setup: Setup, rng: random.Random) -> Setup:

@@ -62,6 +62,8 @@ class Odds:
     output_late: float = 0.0
     #: calls that begin long after they were asked for
     waits: float = 0.0
+    #: calls whose handler postpones the record (NotNow)
+    not_now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

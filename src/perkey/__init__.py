@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perkey.errors import (
         ConfigError,
         FatalError,
+        NotNow,
         NotStarted,
         OutOfOrder,
         PerkeyError,
@@ -48,6 +49,7 @@ __all__ = [
     "ErrorInfo",
     "FatalError",
     "Hold",
+    "NotNow",
     "NotStarted",
     "OutOfOrder",
     "Park",
@@ -75,6 +77,7 @@ _HOMES = {
     "perkey.errors": (
         "ConfigError",
         "FatalError",
+        "NotNow",
         "NotStarted",
         "OutOfOrder",
         "Reject",

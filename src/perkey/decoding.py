@@ -1,8 +1,8 @@
 """Decode a record's key and value for the handler.
 
 Decoding ends in one of three ways: a value; a permanent failure, which ends the record like
-`Reject` (`Undecodable`); or a temporary one, a failed attempt like a handler's (`RetryAfter` and
-`OSError`), so that an unavailable schema registry empties no topic.
+`Reject` (`Undecodable`); or a temporary one, as if the handler had raised it (`RetryAfter`,
+`NotNow` and `OSError`), so that an unavailable schema registry empties no topic.
 
 `"str"`, `"json"`, models and plain callables of bytes only compute: they run where the handler is
 called. A function with `@perkey.decoder`, and `perkey.Schema`, may wait: for an `async def` handler
@@ -23,15 +23,15 @@ from functools import wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
-from perkey.errors import ConfigError, RetryAfter
+from perkey.errors import ConfigError, Delayed
 from perkey.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
     import asyncio  # imported on use: declaring an app loads no loop
 
 QUOTED_CHARS = 12  # a common part of value and message of this length is no coincidence
-#: exceptions of a decoder that are failed attempts; all others are final
-TRANSIENT = (RetryAfter, OSError)
+#: exceptions of a decoder that count as the handler's; all others are final
+TRANSIENT = (Delayed, OSError)
 NAMES = ("bytes", "str", "json")
 _MARK = "__perkey_decoder__"
 #: method of an object that takes bytes, such as perkey.Schema: whether it may block on them
@@ -50,7 +50,8 @@ def decoder(function: D) -> D:
     """Mark a function `(record) -> value`, plain or `async def`, for use as `value=` or `key=`.
 
     It gets the record as fetched, with topic and headers, but never one with a null key or value.
-    `RetryAfter` and `OSError` are failed attempts; any other exception ends the record.
+    `RetryAfter` and `OSError` are failed attempts, `NotNow` is none; any other exception ends the
+    record.
     """
     where = f"@perkey.decoder on {getattr(function, '__name__', repr(function)[:80])}"
     if not callable(function) or inspect.isclass(function):  # type: ignore[redundant-expr]  # what users pass

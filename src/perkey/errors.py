@@ -8,7 +8,9 @@ PerkeyError
 ├── RemoteError          replaces an error of which only the text is available; never raised
 └── HandlerSignal        raised by a handler to decide what happens to its record
     ├── Reject           final: no retry, `on_exhausted` decides
-    └── RetryAfter       a failed attempt whose retry comes after the given delay
+    └── Delayed          chooses when the handler is called again
+        ├── RetryAfter   a failed attempt
+        └── NotNow       no failure: it costs no attempt
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ class Reject(HandlerSignal):
         self.reason = reason
 
 
-class RetryAfter(HandlerSignal):
-    """This attempt failed; the next comes after `delay_s` seconds instead of the policy's delay."""
+class Delayed(HandlerSignal):
+    """Base of exceptions that choose when the handler is called again; never raised itself."""
 
     def __init__(self, delay_s: float) -> None:
         try:
@@ -86,9 +88,24 @@ class RetryAfter(HandlerSignal):
         except TypeError:  # the text of a header, such as Retry-After
             good = False
         if not good:
-            raise ConfigError(f"RetryAfter(delay_s={delay_s!r:.80}): give a number of seconds >= 0")
+            kind = type(self).__name__
+            raise ConfigError(f"{kind}(delay_s={delay_s!r:.80}): give a number of seconds >= 0")
         super().__init__(delay_s)  # its `args`, from which a pickle creates it again
         self.delay_s = float(delay_s)
 
+
+class RetryAfter(Delayed):
+    """This attempt failed; the next comes after `delay_s` seconds instead of the policy's delay."""
+
     def __str__(self) -> str:
         return f"retry after {self.args[0]} s"
+
+
+class NotNow(Delayed):
+    """The record cannot be handled yet: the handler is called again after `delay_s` seconds.
+
+    Its lane waits. This is no failure and costs no attempt: `record.attempt` stays the same.
+    """
+
+    def __str__(self) -> str:
+        return f"not now: in {self.args[0]} s"

@@ -53,7 +53,7 @@ PLACES = (
     Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
     Place("pending", "exactly_once: handled, waits for its transaction to end"),
-    Place("retrying", "failed; waits for its next attempt"),
+    Place("retrying", "failed or postponed; waits for its next attempt"),
     Place("on_hold", "held by a command, until it is released or the hold expires"),
     Place("parked", "attempts used up: stays not-done until it is released"),
 )

@@ -6,7 +6,7 @@ Theory of operation. A call that ended is one of four things::
     Returned ──► SENDING ──► acknowledged ──────────────┴──► `handled`: by the rules of its delivery
                     └──────► refused ───┐
     Failed ─────────────────────────────┴──► `_failed`
-                                               ├ an outage, or a brake   waits, costs no attempt
+                                               ├ NotNow, an outage, or a brake: costs no attempt
                                                ├ attempts left           `_retry`: RETRYING
                                                └ none left               `_exhausted`, `_give_up`
     Unhandled ──► QUEUED, as if it had not started
@@ -127,7 +127,7 @@ class Endings:
             self._ended(ending)
             return
         behind = unfollow(work)
-        if ending.away and not self._state.outages.is_charged(work):
+        if ending.not_now or (ending.away and not self._state.outages.is_charged(work)):
             self._batch_left(work)
             self._waits(work, ending, behind=behind)
             return
@@ -252,13 +252,20 @@ class Endings:
         return failure
 
     def _waits(self, work: Work, failed: Failed, *, behind: bool = False) -> None:
-        """An outage: the attempt costs nothing, and the record waits.
+        """An outage, or NotNow: the attempt costs nothing, and the record waits.
 
-        `behind`: another record of its lane and batch goes first.
+        `behind`: another record of its lane and batch goes first. NotNow is no failure: attempts
+        and last error stay as they are.
         """
-        failure = self._attempt_failed(work, failed.error)
-        failure.shared += 1
-        alone_s = self._state.outages.failed(work, failed.error)
+        if failed.not_now:
+            failure, alone_s = work.failure or Failure(self._state.texts), failed.delay_s
+            work.failure = failure
+            work.partition.charge_failure(work, failure)
+            self._state.count("not_now")
+        else:
+            failure = self._attempt_failed(work, failed.error)
+            failure.shared += 1
+            alone_s = self._state.outages.failed(work, failed.error)
         if behind:
             self._requeue(work, failure)
             hold_behind(self._state, work)
@@ -274,7 +281,8 @@ class Endings:
         self._continue(work, failure)
 
     def _failed(self, work: Work, failed: Failed) -> None:
-        if failed.away and not self._state.outages.is_charged(work):
+        later = failed.not_now and self._delivery(work).refused(work)
+        if later or (failed.away and not self._state.outages.is_charged(work)):
             self._waits(work, failed)
             return
         failure = self._attempt_failed(work, failed.error)

@@ -134,7 +134,7 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The call failed. `delay_s`: from RetryAfter or the policy's callable."""
+    """The call failed. `delay_s`: from RetryAfter, NotNow or the policy's callable."""
 
     work: Work
     error: ErrorInfo
@@ -145,6 +145,8 @@ class Failed(NamedTuple):
     #: the service asks its callers to wait so long (RetryAfter, or a 429's Retry-After): nothing
     #: else of the handler's budget starts before
     budget_s: float | None = None
+    #: the handler raised NotNow: no failure, unless nothing may be handled twice
+    not_now: bool = False
 
 
 class Unhandled(NamedTuple):

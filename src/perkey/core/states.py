@@ -46,7 +46,7 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (RUNNING, SENDING): "returned outputs; or exhausted, DeadLetter",
     (RUNNING, COMMITTING): "returned (Commit each)",
     (RUNNING, PENDING): "returned (exactly_once)",
-    (RUNNING, RETRYING): "failed, attempts left",
+    (RUNNING, RETRYING): "failed, attempts left; or NotNow",
     (RUNNING, PARKED): "exhausted, Park",
     (RUNNING, QUEUED): "returned unhandled",
     (SENDING, DONE): "acknowledged",

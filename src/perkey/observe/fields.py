@@ -129,6 +129,7 @@ FIELDS: dict[str, str] = {
     "`late_acknowledgements` and `late_commit_answers` (the partition was revoked, or they "
     "timed out), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
     "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
+    "`not_now` (records that their handler postponed), "
     "`outages` and `brakes` (times that `hold=` and `brake=` made records wait), "
     "`budget_waits` (times that a service asked a budget to wait), `late_charges` (by "
     "`record.charge`, after the partition was revoked), "

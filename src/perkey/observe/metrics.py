@@ -93,6 +93,7 @@ ENGINE = {
         "Records parked since the function on_exhausted= raised or returned no outcome",
         "on_exhausted_failed",
     ),
+    "perkey_not_now": ("Records that their handler postponed with NotNow", "not_now"),
     "perkey_outages": ("Times that hold= made records wait for a probe", "outages"),
     "perkey_budget_waits": (
         "Times that a service asked the handlers of a budget= to wait",

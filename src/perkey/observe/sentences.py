@@ -164,6 +164,9 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
         cure = "the app's callbacks run one after another: give what they call a time-out"
         return f"{text}it waits{lasting(row)} for on_exhausted= to return", cure
     text += f"{_attempt(row)} starts in {seconds(due)}"
+    if not row["attempts"]:  # also after a restart: of a failed batch only the time is remembered
+        text = f"waits without a failed attempt; {_attempt(row)} starts in {seconds(due)}"
+        return text, "wait: its handler raised NotNow, or its batch failed as one"
     kind = (row.get("last_error") or {}).get("type", "")
     if kind == "RetryAfter":
         return text, "wait: the handler, or the service that it calls, asked for this delay"

@@ -138,6 +138,26 @@ def test_the_delay_of_a_failed_batch_goes_on_after_a_restart(make_desk):
     assert [work.offset for work in again.started()] == [0, 1]
 
 
+def test_a_postponed_record_is_remembered_with_its_time_and_no_attempt(make_desk):
+    """`NotNow`: the next owner waits for the rest of it, and calls it as a first attempt."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Failed(work, ERROR, delay_s=300.0, not_now=True)])
+    entries = remembered(desk)
+    assert entries == (Remembered(0, 0, until_s=int(UNIX_S) + 300),)
+    assert part.handler.failures == 0
+    assert desk.engine.state.counts["not_now"] == 1
+    again = make_desk(HandlerSpec("h", retry=RETRY))
+    (part,) = again.assign(0, unix_s=UNIX_S + 10.0, remembered=entries)
+    again.poll(part, 0)
+    again.pass_time(289.0)
+    assert again.started() == []
+    again.pass_time(2.0)
+    assert [(work.offset, work.record.attempt) for work in again.started()] == [(0, 1)]
+
+
 @pytest.mark.parametrize(
     ("policy", "state"),
     [(Park(), "parked"), (DeadLetter("dlq"), "sending"), (Skip(), "done")],

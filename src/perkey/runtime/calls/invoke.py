@@ -21,7 +21,7 @@ from perkey.core import effects as fx
 from perkey.core.events import Decided, Ended, Failed, Returned
 from perkey.core.work import Work
 from perkey.decoding import Undecodable, message_of
-from perkey.errors import Reject, RemoteError, RetryAfter
+from perkey.errors import Delayed, NotNow, Reject, RemoteError, RetryAfter
 from perkey.kafka.ports import OutMessage
 from perkey.policies import GivenUp, Retry, letters_of
 from perkey.runtime.calls.tracing import carried
@@ -86,22 +86,24 @@ def failed(work: Work, error: BaseException) -> Failed:
     info.raised = error
     away = spec.hold is not None and isinstance(error, spec.hold.on)
     budget_s = None if spec.budget is None else asked_wait_s(error)
-    return Failed(work, info, final, delay_s, away, budget_s)
+    return Failed(work, info, final, delay_s, away, budget_s, isinstance(error, NotNow))
 
 
 def is_final(error: BaseException, retry: Retry) -> bool:
     """No further attempt can help."""
+    if isinstance(error, NotNow):  # whatever base class `final` names
+        return False
     return isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
 
 
 def asked_delay(
     attempt: int, error: BaseException, retry: Retry, spent: int | None = None
 ) -> float | None:
-    """Seconds from RetryAfter or the policy's callable; None: the policy decides.
+    """Seconds from RetryAfter, NotNow or the policy's callable; None: the policy decides.
 
     `spent`: the attempts that count, with this one; after the last one there is nothing to delay.
     """
-    if isinstance(error, RetryAfter):
+    if isinstance(error, Delayed):
         return error.delay_s
     if not callable(retry.delay_s):
         return None

@@ -131,6 +131,20 @@ def test_a_retry_that_succeeds_counts_its_attempts(rows):
     assert (row["status"], row["attempts"], row["error"]) == ("done", 2, None)
 
 
+def test_a_postponed_record_costs_no_attempt(rows, facts):
+    """`NotNow`: the task waits, and calls it again as a first attempt; its lane waits with it."""
+
+    def handler(record):
+        seen.tell((record.offset, record.attempt))
+        if len(seen.FACTS) < 3:
+            raise perkey.NotNow(0.001)
+
+    retry = perkey.Retry(attempts=1)
+    found = rows(handler, [(o, b"k", b"") for o in range(2)], retry=retry)
+    assert [(row["status"], row["attempts"]) for row in found] == [("done", 1)] * 2
+    assert facts == [(0, 1)] * 3 + [(1, 1)]
+
+
 def test_reject_and_undecodable_values_are_final(rows):
     """No second attempt where none can help."""
 

@@ -60,7 +60,9 @@ def end_of(work: Work, reply: Reply) -> Ended | None:
         return Unhandled(work)
     if reply.outcome == "failed":
         assert reply.error is not None
-        return Failed(work, reply.error, reply.final, reply.delay_s, reply.away, reply.budget_s)
+        return Failed(
+            work, reply.error, reply.final, reply.delay_s, reply.away, reply.budget_s, reply.not_now
+        )
     return Returned(work, reply.outputs) if reply.outputs else None
 
 

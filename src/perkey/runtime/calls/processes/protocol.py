@@ -163,6 +163,7 @@ class Reply(NamedTuple):
     delay_s: float | None = None
     away: bool = False
     budget_s: float | None = None
+    not_now: bool = False
     returned: Any = None
     began: float = 0.0
     ended: float = 0.0

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from perkey import guard
 from perkey.app_options import owner_of
 from perkey.decoding import all_decoded, decoding_of, is_async
+from perkey.errors import NotNow
 from perkey.kafka.ports import OutMessage
 from perkey.policies import Retry
 from perkey.runtime.calls import stacks
@@ -324,8 +325,9 @@ class Worker:
         away = isinstance(error, self.spec.away)
         budget_s = asked_wait_s(error) if self.spec.budget else None
         return Reply(
-            number, "failed", None, error_info(error), final, delay_s, away, budget_s, span=span
-        )
+            number, "failed", None, error_info(error), final, delay_s, away, budget_s,
+            isinstance(error, NotNow), span=span,
+        )  # fmt: skip
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
