@@ -179,3 +179,26 @@ def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Runn
     code, out, err = running.perkey("key", "release", *key, *BECAUSE)
     assert code == 0, out + err
     wait_for(lambda: "held" in running.done())
+
+
+def test_a_group_that_is_found_is_read_at_the_brokers_of_its_run(running: Running):
+    """No --group and no --bootstrap-servers, for every command that reads its commits."""
+    running.produce("bad")
+    shown = wait_for(lambda: json.loads(running.perkey("parked", "ls", "--json")[1]))
+    place = ":".join(str(shown[0][name]) for name in ("topic", "partition", "offset"))
+    assert (shown[0]["topic"], shown[0]["attempts"]) == (running.topic, 2)
+    code, out, err = running.perkey("parked", "show", place, "--values")
+    assert (code, "value:        bad" in out) == (0, True), err
+    for words in (["parked", "export", running.topic], ["record", "export", place]):
+        code, out, err = running.perkey(*words)
+        assert (code, json.loads(out)["value"]) == (0, "bad"), err
+    (running.folder / "fixed").touch()
+    code, out, err = running.perkey("parked", "release", running.topic, *BECAUSE)
+    assert code == 0, err
+    wait_for(lambda: running.done() == {"first", "bad"})
+
+
+def test_named_brokers_are_read_nevertheless(running: Running):
+    """Those of the run are only the default."""
+    code, _, err = running.perkey("parked", "ls", "--bootstrap-servers", "localhost:1")
+    assert (code, "localhost:1" in err) == (1, True)

@@ -71,6 +71,30 @@ class Cluster:
         return settings_of(self.properties())
 
 
+class GroupOfRun(str):
+    """A group whose run was found, and that run's connection without its secrets."""
+
+    kafka: Mapping[str, str]
+    __slots__ = ("kafka",)
+
+    @classmethod
+    def found(cls, context: typer.Context, group: str, kafka: Mapping[str, str]) -> GroupOfRun:
+        """Its brokers are also the default of --bootstrap-servers: call it in an eager option."""
+        made = cls(group)
+        made.kafka = kafka
+        if servers := kafka.get("bootstrap.servers"):
+            context.default_map = {**(context.default_map or {}), "bootstrap_servers": servers}
+        return made
+
+
+def connection_of(kafka: Cluster, group: str) -> dict[str, str]:
+    """All properties to read a group's commits: of the options, and of the run that was found."""
+    run = group.kafka if isinstance(group, GroupOfRun) else {}
+    if run.get("bootstrap.servers") != kafka.bootstrap_servers:
+        run = {}  # the user names another cluster
+    return {**run, **kafka.properties()}
+
+
 def settings_of(properties: Mapping[str, str]) -> ClientSettings:
     """Settings of clients with these properties; raises ConfigError."""
     return client_settings(

@@ -41,14 +41,15 @@ def _group_of(context: typer.Context, given: str) -> str:
     found = Runs(None, None, None).known() if local.runs() else []
     if not found:
         raise ConfigError("give --group NAME: no Perkey app runs on this machine")
-    return str(found[0][2]["group"])
+    answer = found[0][2]
+    return cluster.GroupOfRun.found(context, str(answer["group"]), answer.get("kafka", {}))
 
 
 OfGroup = Annotated[
     str,
     typer.Option(
-        "--group", callback=_group_of, show_default=False,
-        help="The consumer group. Default: the one that runs on this machine.",
+        "--group", callback=_group_of, show_default=False, is_eager=True,
+        help="The consumer group. Default: the one that runs on this machine, at its brokers.",
     ),
 ]  # fmt: skip
 OfPlace = Annotated[

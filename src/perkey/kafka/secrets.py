@@ -59,6 +59,12 @@ _SENSITIVE = re.compile(
     r"|oauthbearer\.config"
 )
 
+#: how a client reaches the brokers and logs in
+_CONNECTS = re.compile(
+    r"(bootstrap\.servers|metadata\.broker\.list|security\.protocol|broker\.address\.family|client\.dns\.lookup)$"
+    r"|(sasl|ssl|enable\.ssl|enable\.sasl)\."
+)
+
 #: A hidden value shorter than this is a word like "read", not a secret: removing it from every
 #: text would garble it. Values of the sensitive names above are removed whatever their length.
 _WORD_LENGTH = 6
@@ -70,6 +76,15 @@ def is_shown(name: str) -> bool:
         return True
     known = properties().get(name)
     return known is not None and known.kind in _PLAIN_KINDS and not _SENSITIVE.search(name)
+
+
+def connecting(config: Mapping[str, Any]) -> dict[str, str]:
+    """The properties with which another program of this user connects, without secrets."""
+    return {
+        "bootstrap.servers" if name == "metadata.broker.list" else name: str(value)
+        for name, value in config.items()
+        if _CONNECTS.match(name) and is_shown(name) and not callable(value)
+    }
 
 
 def redacted(config: Mapping[str, Any]) -> dict[str, Any]:

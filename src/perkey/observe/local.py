@@ -17,6 +17,7 @@ import socketserver
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +89,11 @@ class _Handler(socketserver.StreamRequestHandler):
         assert isinstance(server, LocalServer)
         with contextlib.suppress(OSError):  # the client disconnected or sent nothing
             line = self.rfile.readline(ASKED_BYTES_MAX + 1)
-            self.wfile.write(json.dumps(_answered(server.source, line)).encode() + b"\n")
+            found = _answered(server.source, server.kafka, line)
+            self.wfile.write(json.dumps(found).encode() + b"\n")
 
 
-def _answered(source: Source, line: bytes) -> dict[str, Any]:
+def _answered(source: Source, kafka: Mapping[str, str], line: bytes) -> dict[str, Any]:
     if not line.endswith(b"\n"):
         return {"error": f"a question is one line of at most {ASKED_BYTES_MAX} bytes"}
     try:
@@ -104,7 +106,7 @@ def _answered(source: Source, line: bytes) -> dict[str, Any]:
         if what == "control":
             return obeyed(source, asked)
         if what == "commands":
-            return commands(source)
+            return {**commands(source), "kafka": dict(kafka)}
     except ConfigError as error:
         return {"error": str(error)}
     except (ValueError, TypeError, KeyError):
@@ -119,8 +121,10 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, kafka: Mapping[str, str] | None = None) -> None:
         self.source = source
+        #: the brokers and how to connect, without secrets: for commands that read the commits
+        self.kafka = dict(kafka or {})
         self.path = folder() / f"{os.getpid()}-{next(_numbers)}.sock"
         if len(os.fsencode(self.path)) > PATH_BYTES_MAX:
             raise ConfigError(f"{self.path} is too long for a socket: set XDG_RUNTIME_DIR")

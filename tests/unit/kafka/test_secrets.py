@@ -15,7 +15,7 @@ from tests.unit.kafka.test_settings import made
 
 from perkey.errors import ConfigError
 from perkey.kafka.properties import properties
-from perkey.kafka.secrets import MASK, SHOWN, is_shown, redacted, scrub
+from perkey.kafka.secrets import MASK, SHOWN, connecting, is_shown, redacted, scrub
 
 #: What librdkafka marks as sensitive, and what of Perkey's own list it does not.
 SENSITIVE = (
@@ -206,3 +206,18 @@ def test_nothing_is_seen_with_every_log_on(debug) -> None:
     assert any("Client configuration" in line for line in lines) == bool(debug)
     leaks = [line for line in lines if CANARY in line]
     assert not leaks, leaks[:3]
+
+
+def test_a_command_learns_how_its_run_connects_without_secrets():
+    """Brokers and how to log in; not passwords, user names, callbacks and properties of consumers."""
+    config = {
+        "metadata.broker.list": "a:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN",
+        "sasl.username": "me", "sasl.password": "hunter2", "ssl.ca.location": "/ca.pem",
+        "ssl.key.password": "x", "ssl.key.pem": "y", "oauth_cb": print, "client.id": "app",
+        "group.instance.id": "m-1", "auto.offset.reset": "latest",
+        "enable.ssl.certificate.verification": True,
+    }  # fmt: skip
+    assert connecting(config) == {
+        "bootstrap.servers": "a:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN",
+        "ssl.ca.location": "/ca.pem", "enable.ssl.certificate.verification": "True",
+    }  # fmt: skip

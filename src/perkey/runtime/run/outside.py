@@ -17,6 +17,7 @@ from perkey.core.states import InternalError
 from perkey.errors import ConfigError
 from perkey.kafka.clientlog import Sparse
 from perkey.kafka.connect import Connection, WordsPort
+from perkey.kafka.secrets import connecting
 from perkey.observe.asking import Source
 from perkey.observe.group import GroupSource, wanted_of
 from perkey.observe.local import LocalServer
@@ -178,7 +179,7 @@ class Outside:
         if self.muted or self._local is not None or os.environ.get(SOCKET_VARIABLE) != "1":
             return
         try:
-            self._local = LocalServer(self._source)
+            self._local = LocalServer(self._source, connecting(self._options.kafka))
         except (ConfigError, OSError) as error:  # it is optional: a run continues without it
             event("warning", "no socket for perkey status", reason=str(error))
 
