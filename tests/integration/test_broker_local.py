@@ -169,8 +169,8 @@ def test_it_reports_when_it_is_not_started():
 @pytest.mark.long
 @pytest.mark.parametrize("client", ["Maven", "Ivy"])
 def test_each_client_brings_the_same_jars(client, monkeypatch, tmp_path):
-    """Maven and the Ivy inside PySpark each bring all 45 jars, with the pinned checksums."""
+    """Maven and the Ivy inside PySpark each bring all 44 jars, with the pinned checksums."""
     clients = jars._clients
     monkeypatch.setattr(jars, "_clients", lambda *a: {client: clients(*a)[client]})
     monkeypatch.setenv("PERKEY_CACHE", str(tmp_path))
-    assert len(jars.ensure_jars()) == 45
+    assert len(jars.ensure_jars()) == 44

@@ -226,9 +226,12 @@ class Chaos:
         """Produce steadily in the background until `stop_feeding`."""
 
         def run() -> None:
-            producer = Producer(
-                {"bootstrap.servers": self.broker.bootstrap, "message.timeout.ms": 60_000}
-            )
+            # Idempotent: a killed broker may have appended what it did not acknowledge. Sent once
+            # more it would be a second record, and the first one an input that is not in `produced`.
+            producer = Producer({
+                "bootstrap.servers": self.broker.bootstrap, "message.timeout.ms": 60_000,
+                "enable.idempotence": True,
+            })  # fmt: skip
             dice = random.Random(self.seed + 1)
             began, sent = time.monotonic(), 0
             while not self._feeding.wait(0.02):

@@ -145,7 +145,7 @@ def _progress(title: str, names: frozenset[str]) -> Iterator[Callable[[str], Non
         yield on_line
 
 
-KAFKA_VERSION = "4.3.1"
+KAFKA_VERSION = "4.4.0"
 _CHUNK_BYTES = 2**20
 
 
