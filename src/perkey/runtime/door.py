@@ -141,8 +141,8 @@ class Door:
         self.ended: Reports[Ended] = Reports()
         #: when the engine next has something to do, as known to the polling thread
         self.wakes_at = 0.0
-        #: when the polling thread last ran a round (`since_boot`, see `Lease`); initially: never
-        #: late
+        #: when the polling thread last ran a round (`since_boot`, see `MembershipProof`);
+        #: initially: never late
         self.round_at = float("inf")
         #: the process was suspended, and the group membership is not confirmed yet
         self.in_doubt = False

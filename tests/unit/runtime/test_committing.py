@@ -20,7 +20,7 @@ from perkey.runtime.calls.threads import ThreadExecutor
 from perkey.runtime.door import SUSPENDED_S, Door
 from perkey.runtime.handling import HandlerPlan
 from perkey.runtime.member import committing
-from perkey.runtime.member.committing import Committer, Lease
+from perkey.runtime.member.committing import Committer, MembershipProof
 from perkey.types import Record
 
 
@@ -60,8 +60,8 @@ class Member:
         self.door = Door(self.engine, self.perform)
         self.consumer = Broker()
         self.committer = Committer(self)
-        self.lease = Lease(self, self.committer.plan)
-        self.committer.on_answered = self.lease.answered
+        self.proof = MembershipProof(self, self.committer.plan)
+        self.committer.on_answered = self.proof.answered
         assignment = Assignment("t", 0, 0, 0)
         (self.partition,) = self.door.call(lambda e, now: e.assigned(now, [assignment]))
         self.partitions = {("t", 0): self.partition}
@@ -417,7 +417,7 @@ def test_the_brokers_reason_is_reported(member: Member) -> None:
 
 def stand_still(member: Member) -> None:
     """The polling thread went round long ago."""
-    member.lease.renew()
+    member.proof.renew()
     member.door.round_at -= SUSPENDED_S + 0.1
 
 
@@ -431,7 +431,7 @@ def test_a_member_that_was_suspended_starts_nothing_before_it_is_proven(member: 
     before = starts(member)
     member.poll(3, 4)
     assert starts(member) == before
-    member.lease.renew()
+    member.proof.renew()
     member.committer.send_planned()
     (proof,) = member.consumer.stored
     assert starts(member) == before
@@ -442,7 +442,7 @@ def test_a_member_that_was_suspended_starts_nothing_before_it_is_proven(member: 
 def test_a_refused_proof_proves_nothing(member: Member) -> None:
     """The member stays in doubt until its partitions are gone."""
     stand_still(member)
-    member.lease.renew()
+    member.proof.renew()
     member.committer.send_planned()
     before = starts(member)
     member.committer.take([CommitAnswer(1, "t", 0, "gone", "")])
@@ -451,16 +451,16 @@ def test_a_refused_proof_proves_nothing(member: Member) -> None:
     assert member.door.in_doubt
     member.door.call(lambda e, now: e.closed(now, [member.partition], lost=True))
     member.partitions.clear()
-    member.lease.renew()
+    member.proof.renew()
     assert not member.door.in_doubt
 
 
 def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> None:
     """At the limit minus a little; and before its first round."""
     member.poll(3)
-    member.lease.renew()
+    member.proof.renew()
     member.door.round_at -= SUSPENDED_S - 0.5
-    member.lease.renew()
+    member.proof.renew()
     member.poll(4)
     assert not member.door.in_doubt
     assert starts(member) == 5

@@ -134,7 +134,7 @@ def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeyp
     member.membership.consumer = SimpleNamespace(poll=poll)
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_take", lambda polled: did.append("take"))
-    monkeypatch.setattr(member.lease, "renew", lambda: did.append("renew"))
+    monkeypatch.setattr(member.proof, "renew", lambda: did.append("renew"))
     if rejoining:
         monkeypatch.setattr(type(member._rejoining), "waiting", property(lambda _: True))
         monkeypatch.setattr(member._rejoining, "step", lambda: did.append("rejoin"))

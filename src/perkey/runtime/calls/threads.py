@@ -31,7 +31,7 @@ from perkey.runtime.handling import Executor, HandlerPlan
 from perkey.runtime.logs import event
 
 FAST_S = 100e-6  # calls shorter than this report together
-#: interval of checks whether calls may still start at all, by any thread: see Lease
+#: interval of checks whether calls may still start at all, by any thread: see MembershipProof
 LOOK_S = 100e-6
 #: of calls in a row, one in this many also samples its record's age and wait, as does a slow one;
 #: while calls are granted ahead no other one is timed

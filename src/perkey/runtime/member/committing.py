@@ -10,11 +10,11 @@ librdkafka at a time. A plan is held until the earlier one is answered, however 
 stopped waiting for that and read back the stored offset; newer plans replace it meanwhile. The last
 commit of an epoch and the next epoch of the partition wait for the answer, too, but not for long.
 
-A commit also proves that this member is still in its group (`Lease`). A process that was stopped
-(SIGSTOP, a suspended machine, a debugger) for longer than its session has lost its partitions
-without knowing: the polling thread serves the callback that reports it, and a worker may be faster.
-So every thread in the door checks when the polling thread last ran a round. If that is too long
-ago, nothing starts until the broker has stored a commit from this member.
+A commit also proves that this member is still in its group (`MembershipProof`). A process that was
+stopped (SIGSTOP, a suspended machine, a debugger) for longer than its session has lost its
+partitions without knowing: the polling thread serves the callback that reports it, and a worker may
+be faster. So every thread in the door checks when the polling thread last ran a round. If that is
+too long ago, nothing starts until the broker has stored a commit from this member.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def offsets_of(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
     return [ToCommit(*item.partition.where, item.frontier, item.metadata) for item in items]
 
 
-class Lease:
+class MembershipProof:
     """Confirms the membership after a suspension, for the polling thread; see `Door.trusted`."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """A member's group membership: the state shared by its parts, and the queues between its threads.
 
-The parts (commits, lease, rebalance, transactions …) get this object, not the member that created
-them. The user's callbacks run in order on a separate thread, so that none delays the member.
+The parts (commits, rebalance, transactions …) get this object, not the member that created them.
+The user's callbacks run in order on a separate thread, so that none delays the member.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from perkey.errors import ConfigError
 from perkey.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from perkey.runtime.door import Door
 from perkey.runtime.logs import event
-from perkey.runtime.member.committing import Committer, Lease
+from perkey.runtime.member.committing import Committer, MembershipProof
 from perkey.runtime.member.group_membership import GroupMembership
 from perkey.runtime.member.member_config import MemberConfig
 from perkey.runtime.member.outputs import Outputs
@@ -120,8 +120,8 @@ class Member:
         #: any thread plans, the polling thread sends, the background thread reads back
         self.committer = Committer(self.membership)
         #: used by the polling thread
-        self.lease = Lease(self.membership, self.committer.plan)
-        self.committer.on_answered = self.lease.answered
+        self.proof = MembershipProof(self.membership, self.committer.plan)
+        self.committer.on_answered = self.proof.answered
         #: called inside the door
         self._refetcher = Refetcher(self.membership, config.make_reader)
         #: used inside the door only
@@ -153,7 +153,7 @@ class Member:
         self._hurried_at: float | None = None
         #: used by the polling thread; the background thread looks up offsets for the rebalance
         self._rebalance = Rebalance(
-            self.membership, config, self.committer, self.lease, self, self.tick_engine
+            self.membership, config, self.committer, self.proof, self, self.tick_engine
         )
         self._out_of_range = OutOfRange(self.membership, config, self._reread)
         self._watchdog = Watchdog(self.membership, self._out_of_range.held)
@@ -304,10 +304,10 @@ class Member:
             self.door.turn()
         if self._rejoining.waiting:
             self._rejoining.step()
-            self.lease.renew()
+            self.proof.renew()
         elif room := self._wait_for_room():
             polled = self.membership.consumer.poll(timeout_s, room)
-            self.lease.renew()
+            self.proof.renew()
             self.poll_gaps.polled()
             self._watchdog.polled(polled, room)
             self._take(polled)
@@ -381,7 +381,7 @@ class Member:
             self._full_since = now
         if now - self._full_since > SOFT_WAIT_S:
             return self._polled_for(room.records)
-        self.lease.renew()
+        self.proof.renew()
         self.committer.take(self.membership.consumer.commit_answers(0.0))
         self.membership.pause(IDLE_S)
         return 0

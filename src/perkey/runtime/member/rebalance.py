@@ -22,7 +22,7 @@ from perkey.core.events import Assignment
 from perkey.core.partition import Partition
 from perkey.kafka.ports import KafkaUnavailable, Problem
 from perkey.runtime.logs import event
-from perkey.runtime.member.committing import Committer, Lease
+from perkey.runtime.member.committing import Committer, MembershipProof
 from perkey.runtime.member.group_membership import GroupMembership
 from perkey.runtime.member.member_config import MemberConfig
 from perkey.types import TopicPartition
@@ -87,7 +87,7 @@ class Rebalance:
         membership: GroupMembership,
         config: MemberConfig,
         committer: Committer,
-        lease: Lease,
+        proof: MembershipProof,
         time_left: TimeLeft,
         tick: Callable[[float], None],
     ) -> None:
@@ -95,7 +95,7 @@ class Rebalance:
         self._membership = membership
         self._config = config
         self._committer = committer
-        self._lease = lease
+        self._proof = proof
         self._time_left = time_left
         self._tick_engine = tick
         #: written by the polling thread, read by any
@@ -323,7 +323,7 @@ class Rebalance:
                 self._tick_engine(now)
             self._committer.send_planned()
             self._committer.take(membership.consumer.commit_answers(0.005))
-            self._lease.renew()
+            self._proof.renew()
             membership.door.turn()
         return True
 
