@@ -13,7 +13,6 @@ from perkey.core.work import Tags, Work
 from perkey.policies import Budget
 from perkey.types import Record
 from simulators.core.dice import Dice
-from simulators.core.lending import EVEN
 from simulators.core.violation import require
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def tags_of(partition: Partition, records: Sequence[Record]) -> list[Tags]:
 
 
 def _cost(budget: Budget | None, offset: int) -> float:
-    return 1.0 if budget is None or budget.name == EVEN else COSTS[offset % len(COSTS)]
+    return 1.0 if budget is None else COSTS[offset % len(COSTS)]
 
 
 class Purse:
@@ -122,7 +121,7 @@ def purses_of(member: Member) -> dict[str, Purse]:
         fair = fair and not any(action == "charge" for action in _actions(member))
         assert specs[0].budget is not None
         found[name] = Purse(specs[0].budget, handlers, fair=fair, now=world.now)
-    if found and not world.setup.lent:
+    if found:
         member.engine.totals_known(world.now, dict.fromkeys(range(len(world.setup.specs))))
     return found
 
@@ -140,7 +139,7 @@ def _actions(member: Member) -> list[str]:
 def known(member: Member) -> None:
     """It has a partition, and knows how many there are."""
     setup = member.world.setup
-    if member.budgets and not setup.lent:
+    if member.budgets:
         totals = dict.fromkeys(range(len(setup.specs)), setup.partitions)
         member.engine.totals_known(member.world.now, totals)
     divide(member)
@@ -170,12 +169,6 @@ def begins(member: Member, works: Sequence[Work]) -> None:
     if purse is None:
         return
     cost = _cost(purse.spec, work.record.offset)
-    lending = member.world.lending
-    if lending is not None:
-        lending.paid(now, cost)
-        lending.check(purse.handlers)
-        member.oracle.stats["paid for"] += 1
-        return
     calls = sum(call.handler in purse.handlers for call in member.calls)
     told = f"{work!r} is call {calls} of {purse.in_flight_max}"
     require(calls <= purse.in_flight_max, "S17", told)
@@ -192,10 +185,8 @@ def ended(member: Member, work: Work, ending: Ended | None) -> None:
     purse, now = _purse(member, work), member.world.now
     if purse is None:
         return
-    cost, lending = _cost(purse.spec, work.record.offset), member.world.lending
-    if isinstance(ending, Unhandled) and lending is not None:
-        lending.paid(now, -cost)
-    elif isinstance(ending, Unhandled):
+    cost = _cost(purse.spec, work.record.offset)
+    if isinstance(ending, Unhandled):
         purse.charge(now, _value(purse, work), -cost)
     elif isinstance(ending, Failed) and ending.budget_s is not None:
         purse.until = max(purse.until, now + ending.budget_s)
@@ -233,8 +224,6 @@ def has_room(world: World, member: Member, life: Life) -> bool:
     budget = life.spec.budget
     if budget is None:
         return True
-    if world.lending is not None:  # what it has room for the driver knows
-        return False
     purse = member.budgets[budget.name]
     _look(member, purse)
     _check_shares(member, purse)

@@ -6,7 +6,7 @@ from perkey.account.account import take
 from perkey.account.snapshot import snapshot
 from perkey.core.events import AT_MOST_ONCE, EXACTLY_ONCE, Steering
 from perkey.policies import DeadLetter, Stop
-from simulators.core import actions, answers, exchanges, lending, rebalance
+from simulators.core import actions, answers, exchanges, rebalance
 from simulators.core.commanding import put_off, release_all
 from simulators.core.dice import Dice
 from simulators.core.foreign import end_foreign
@@ -115,7 +115,6 @@ def _serve(world: World, member: Member, dice: Dice) -> None:
     if not world.poison_on:
         release_all(world, member)
     for _ in range(3):
-        lending.serve(world)
         actions.end_calls(world, member, dice, every=True)
         answers.settle(world, member, dice, every=True)
         while member.requests:

@@ -72,8 +72,6 @@ def pass_time(world: World, dice: Dice) -> None:
 def tick(world: World) -> None:
     """Everyone looks at the clock."""
     world.ticked_before, world.ticked_at = world.ticked_at, world.now
-    if world.lending is not None:
-        world.lending.look(world.now)
     for member in list(world.members.values()):
         member.engine.tick(world.now)
         member.perform()

@@ -481,7 +481,6 @@ _DOES: dict[type[Any], str] = {
     fx.Answered: "_answered",
     fx.Note: "_note",
     fx.Troubled: "_nothing",
-    fx.ReportLease: "_nothing",
     fx.Drained: "_drained",
     fx.Fatal: "_fatal",
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core.buckets import Bucket
 from perkey.core.budgets import SharedBudget
-from perkey.core.leases import VALID_S, Bucket, BudgetLease, Lent, Lessor
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 
@@ -61,57 +61,3 @@ def _what_is_ready_is_not_gathered(original: Any) -> Any:
             original(self, handler)
 
     return gather
-
-
-# -- lent by the driver of a fleet -----------------------------------------------------------------
-
-
-@mutant(Lessor, "gone", "S17", first_seed=profiles.LENT + 393)
-def _calls_of_a_lost_member_are_lent_to_others(_original: Any) -> Any:
-    return lambda self, now, life: self.over(now, life)
-
-
-@mutant(BudgetLease, "lent", "S17", first_seed=profiles.LENT + 255)
-def _what_is_lent_too_late_is_taken(_original: Any) -> Any:
-    def lent(self: BudgetLease, now: float, more: Lent) -> None:
-        self.seen, self.until = more.number, now + VALID_S
-        self.tokens, self.calls = self.tokens + more.tokens, self.calls + more.calls
-
-    return lent
-
-
-@mutant(Lessor, "_share_tokens", "S17", first_seed=profiles.LENT)
-def _what_is_lent_stays_free(original: Any) -> Any:
-    def share(self: Lessor, borrowers: Any) -> Any:
-        free = self.free
-        found = original(self, borrowers)
-        self.free = free
-        return found
-
-    return share
-
-
-@mutant(BudgetLease, "pay", "S17", first_seed=profiles.LENT)
-def _what_is_spent_is_not_reported(original: Any) -> Any:
-    def pay(self: BudgetLease, cost: float) -> None:
-        spent = self.spent
-        original(self, cost)
-        self.spent = spent
-
-    return pay
-
-
-@mutant(BudgetLease, "report", "S17", first_seed=profiles.LENT + 31)
-def _calls_given_back_are_used(original: Any) -> Any:
-    def report(self: BudgetLease, now: float, **state: Any) -> Any:
-        calls = self.calls
-        found = original(self, now, **state)
-        self.calls = calls
-        return found
-
-    return report
-
-
-@mutant(Lessor, "deal", "S1", "L2", first_seed=profiles.LENT)
-def _nothing_is_lent(_original: Any) -> Any:
-    return lambda _self, _now: []

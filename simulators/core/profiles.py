@@ -20,7 +20,6 @@ from perkey.core.events import (
 )
 from perkey.policies import Batch, Brake, Budget, DeadLetter, Hold, Park, Retry, Skip
 from simulators.core.away import by_key
-from simulators.core.lending import EVEN
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 
 WIDTH = 1_000_000
@@ -62,9 +61,6 @@ BRAKED = 25_000_000
 
 #: handlers that share a budget, with what they call and what it costs
 BUDGETED = 30_000_000
-
-#: so do handlers of a fleet, whose driver lends it
-LENT = 31_000_000
 
 #: calls granted ahead, more and fewer from one moment to the next, while commands set how many
 AHEAD = 32_000_000
@@ -480,21 +476,6 @@ def _budgeted(setup: Setup, rng: random.Random) -> Setup:
     return _failing(setup, specs, fail, charge=charge, churn=churn, control=0.3, time=25.0)
 
 
-def _lent(setup: Setup, rng: random.Random) -> Setup:
-    """Several members, whose lines to the driver break; every call costs one."""
-    setup = _budgeted(setup, rng)
-    per_s, in_flight = rng.choice(((None, 1), (None, 2), (2.0, None), (10.0, 3), (60.0, 8)))
-    budget = Budget(EVEN, per_s, in_flight)
-    return replace(
-        setup,
-        specs=tuple(replace(spec, budget=budget) for spec in setup.specs),
-        slots=rng.choice((2, 3)),
-        partitions=3,
-        lent=True,
-        ends=_weighted(lease=rng.choice((60.0, 200.0)), churn=rng.choice((1.0, 3.0)), time=15.0),
-    )
-
-
 def _both(setup: Setup, rng: random.Random) -> Setup:
     """Commands to records that wait for what the function returns, and riders of such."""
     decided = _decided(setup, rng)
@@ -542,7 +523,6 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     AWAY: _away,
     BRAKED: _braked,
     BUDGETED: _budgeted,
-    LENT: _lent,
     PARKED: _parked,
     CROWDED: _crowded,
     BOTH: _both,

@@ -102,8 +102,6 @@ class Setup:
     delay_bound_s: float
     ends: tuple[tuple[float, str], ...]
     odds: Odds = field(default_factory=Odds)
-    #: the members are of a fleet, whose driver lends the budget
-    lent: bool = False
 
     def topic(self, handler: int) -> str:
         """The topic that this handler consumes."""

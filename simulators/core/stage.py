@@ -13,7 +13,6 @@ from perkey.core.work import Work
 from perkey.testing.memory import MemoryBroker, OffsetAndMetadata, ProducerId
 from perkey.types import TopicPartition
 from simulators.core.ledger import Claimed, Source
-from simulators.core.lending import Lending
 from simulators.core.oracle import Oracle
 from simulators.core.profiles import draw
 from simulators.core.setup import Odds, Setup
@@ -47,11 +46,6 @@ class Stage:
             self.oracle.map_chars_kept = self.setup.limits.map_chars
         self.broker = MemoryBroker()
         self.poison_on = True
-        budget = self.setup.specs[0].budget
-        #: the driver, where the members are of a fleet
-        self.lending: Lending | None = None
-        if self.setup.lent and budget is not None:
-            self.lending = Lending(budget, self.now)
         #: other services with a transaction open in these logs
         self.writers: dict[TopicPartition, ProducerId] = {}
         self._held: dict[TopicPartition, tuple[OffsetAndMetadata | None, Claimed]] = {}

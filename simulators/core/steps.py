@@ -13,7 +13,6 @@ from simulators.core import (
     exchanges,
     finale,
     happenings,
-    lending,
     rebalance,
     steered,
 )  # fmt: skip
@@ -65,7 +64,6 @@ _WORLD_ACTIONS = {
     "command": commanding.command,
     "meddle": commanding.meddle,
     "repeat": commanding.repeat,
-    "lease": lending.exchange,
 }
 _MEMBER_ACTIONS = {
     "poll": actions.poll,

@@ -45,16 +45,12 @@ class World(Stage):
             self.broker.leave(GROUP, dead[1])
         self.runs[slot] += 1
         self.members[slot] = Member(self, slot, self.runs[slot])
-        if self.lending is not None:
-            self.lending.joined(self.members[slot])
 
     def bury(self, member: Member, *, left: bool) -> None:
         """The process is gone; `left`: it said goodbye to the broker."""
         self.tell(f"{member.id} {'leaves' if left else 'dies'}")
         del self.members[member.slot]
         self.oracle.gone(member.name)
-        if self.lending is not None:
-            self.lending.left(member)
         if left:
             self.broker.leave(GROUP, member.id)
         self.dead[member.slot] = (self.now, member.id)

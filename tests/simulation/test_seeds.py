@@ -63,7 +63,6 @@ WORDS: dict[int, dict[str, float]] = {
         "shares compared": 0.04,
         "settled": 0.24,
     },
-    profiles.LENT: {"lent": 0.98, "paid for": 0.98, "lines cut": 0.85},
     profiles.REPEATED: {"obeyed again": 0.93, "outcome skipped": 0.1},
     profiles.BOTH: {"answered skip": 0.7, "answered release": 0.75, "decided Retry": 0.28},
     profiles.PARKED: {

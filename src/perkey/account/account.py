@@ -198,8 +198,7 @@ class Spent(NamedTuple):
     name: str
     handlers: tuple[str, ...]
     #: "rate", "in_flight", "asked" (the service asked its callers to wait) or "share" (the member's
-    #: share is zero or not known yet); in a fleet "lent" (all that the driver lends is used) or
-    #: "link" (the driver does not answer)
+    #: share is zero or not known yet)
     why: str
     per_s: float | None
     in_flight_max: int | None
@@ -209,8 +208,6 @@ class Spent(NamedTuple):
     #: when something may start, on the engine's clock; None: when a call ends
     until: float | None
     error: ErrorInfo | None
-    #: since when the driver does not answer
-    since: float | None = None
 
 
 class Account(NamedTuple):
@@ -278,17 +275,16 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
                 islice((one for one in handler.outages.values() if not one.over), AWAY_MAX)
             )
         ],
-        [_spent(one, now) for one in state.budgets if one.why],
+        [_spent(one) for one in state.budgets if one.why],
     )
     return account, list(state.partitions.values())
 
 
-def _spent(one: SharedBudget, now: float) -> Spent:
+def _spent(one: SharedBudget) -> Spent:
     return Spent(
         one.spec.name, tuple(handler.name for handler in one.handlers), one.why, one.spec.per_s,
         one.spec.in_flight, one.share, one.in_flight, one.due,
         one.asked_by if one.why == "asked" else None,
-        None if one.lease is None else one.lease.unanswered_since(now),
     )  # fmt: skip
 
 

@@ -297,7 +297,6 @@ def _spent(
         "waiting": sum(part.places["budget"] for part in parts if part.handler.name == handler),
         "error": error_row(one.error),
         **due,
-        **({} if one.since is None else {"for_s": round(max(0.0, at - one.since), 3)}),
     }
 
 

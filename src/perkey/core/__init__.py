@@ -5,7 +5,7 @@ Every module from the ground up; one imports only those of lower floors (types a
     1  states        the states of a record, an epoch and a commit
     1  events        all input
     1  effects       all output
-    1  leases        token buckets, and what the driver of a fleet lends
+    1  buckets       token buckets
     2  work          one record on its way, and its failures
     2  portions      what goes into one transaction
     3  offsets       which offsets are done, and which may start

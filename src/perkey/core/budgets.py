@@ -18,8 +18,7 @@ the budget (`gather`), one for each value of `Budget.by`, handler and partition:
 - The actual cost of a record is settled later (`charged`): the bucket may be in debt, and so may
   the value, until that is paid back.
 - If a service asks to wait (`wait`), the whole budget waits.
-- Each member has a share of the budget equal to its share of the partitions (`divide`); in a fleet
-  it has what the driver lends to it (leases.py).
+- Each member has a share of the budget equal to its share of the partitions (`divide`).
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ from itertools import count
 from math import floor, inf
 from typing import TYPE_CHECKING, Final
 
-from perkey.core import effects as fx
+from perkey.core.buckets import ROUNDING, Bucket
 from perkey.core.events import DELAY_MAX_S
-from perkey.core.leases import ROUNDING, Bucket, BudgetLease
 from perkey.core.work import UNTAGGED, Tags
 
 if TYPE_CHECKING:
     from perkey.core.engine_state import EngineState
     from perkey.core.events import Charged
-    from perkey.core.leases import LeaseReport, Lent
     from perkey.core.partition import Partition
     from perkey.core.scheduling import Handler
     from perkey.core.work import Work
@@ -73,8 +70,6 @@ class SharedBudget:
         self.spec = spec
         self.handlers = handlers
         self.bucket = Bucket(inf if spec.per_s is None else spec.per_s)
-        #: in a fleet: what the driver has lent; used instead of the bucket
-        self.lease: BudgetLease | None = None
         self.limited = spec.per_s is not None
         #: running calls
         self.in_flight = 0
@@ -108,8 +103,6 @@ class SharedBudget:
 
     def divide(self, held: int, total: int | None) -> None:
         """Set the share: the member has `held` of `total` partitions; None: not known yet."""
-        if self.lease is not None:
-            return
         self.share = held / total if total else 0.0
         if self.spec.per_s is not None:
             self.bucket.refill(self._state.now)
@@ -118,57 +111,6 @@ class SharedBudget:
             # At least one: otherwise its records would never be handled.
             part = floor(self.spec.in_flight * self.share + ROUNDING)
             self.in_flight_max = max(1, part) if held and total else 0
-
-    # -- in a fleet (leases.py) --------------------------------------------------------------------
-
-    def begin_lease(self) -> None:
-        """Switch to leases: from now on the driver lends what may be used."""
-        self.lease = self.bucket = BudgetLease(self.spec)
-        self.share, self.in_flight_max = 1.0, 0
-
-    def report(self, *, lost: bool = False) -> LeaseReport | None:
-        """The report for the driver; None if nothing is new, unless the last one was lost."""
-        state, lease = self._state, self.lease
-        if lease is None:
-            return None
-        if lost:
-            lease.repeat()
-        waiting = 0
-        if not state.halts and state.stop_mode in (None, "buffered"):
-            waiting = sum(
-                len(partition.lanes.unpaid)
-                for partition in state.partitions.values()
-                if partition.handler.budget is self and partition.startable
-            )
-        wait_s = max(0.0, self.until - state.now) if self.asked_by is not None else 0.0
-        report = lease.report(state.now, in_flight=self.in_flight, waiting=waiting, wait_s=wait_s)
-        return None if report is None else report._replace(budget=self.spec.name)
-
-    def lent(self, lent: Lent) -> None:
-        """The driver has answered."""
-        assert self.lease is not None
-        now = self._state.now
-        self.lease.lent(now, lent)
-        if lent.wait_s > 0 and now + lent.wait_s > self.until:
-            self.until, self.asked_by = now + lent.wait_s, None
-
-    def lapse(self) -> None:
-        """The lease may have expired."""
-        if self.lease is not None:
-            self.lease.lapse()
-
-    def _lacks(self, cost: float) -> None:
-        """A record waits for a lease; the driver must know of the first one immediately."""
-        lease = self.lease
-        if lease is None:
-            return
-        self.why = "link" if lease.unanswered_since(self._state.now) is not None else "lent"
-        if lease.lacks(cost if self.limited and not lease.pays(cost) else None):
-            self._urge(lease)
-
-    def _urge(self, lease: BudgetLease) -> None:
-        if lease.urge():
-            self._state.emit(fx.ReportLease())
 
     # -- waiting records ---------------------------------------------------------------------------
 
@@ -257,8 +199,6 @@ class SharedBudget:
         left = {one: most for one in handlers if self._heads[one] and (most := self._most(one))}
         if self.limited:
             self.bucket.refill(state.now)
-        if self.lease is not None:
-            self.in_flight_max = self.lease.calls_max(state.now, self.in_flight)
         if left and state.now < self.until:
             self.due, self.why = self.until, "asked"
             return
@@ -302,7 +242,6 @@ class SharedBudget:
             if self.limited and not self.bucket.pays(cost):
                 self._wake(self.bucket.due(cost))
                 self.why = "rate" if self.share else "share"
-                self._lacks(cost)
                 break
             some = works.setdefault(handler, [])
             partition, line = work.partition, tenant.lines[handler]
@@ -324,8 +263,6 @@ class SharedBudget:
                 del left[handler]
         if left and self.in_flight >= self.in_flight_max:
             self.why = "in_flight" if self.share else "share"
-            if self.lease is not None and (found := self._next(left)) is not None:
-                self._lacks(_tags(found[2]).cost)
         return {handler: some for handler, some in works.items() if some}
 
     def _next(self, left: dict[Handler, int]) -> tuple[Handler, Tenant, Work] | None:
@@ -355,11 +292,6 @@ class SharedBudget:
     def ended(self) -> None:
         """A call is over."""
         self.in_flight -= 1
-        lease = self.lease
-        if lease is not None and lease.keep is not None:
-            waiting = any(self._heads.values())
-            if lease.returns_calls(self.in_flight, waiting=waiting):
-                self._urge(lease)
 
     def refund(self, work: Work) -> None:
         """Its call did not start."""
@@ -394,8 +326,6 @@ class SharedBudget:
                 budget=self.spec.name, error=error.line, seconds=round(until - state.now, 3),
             )  # fmt: skip
         self.until, self.asked_by = until, error
-        if self.lease is not None:
-            self._urge(self.lease)
 
 
 def _tags(work: Work) -> Tags:

@@ -167,10 +167,6 @@ class Note(NamedTuple):
     fields: dict[str, Any]
 
 
-class ReportLease(NamedTuple):
-    """The fleet's driver needs the result of `Engine.lease_reports` soon."""
-
-
 class Drained(NamedTuple):
     """A requested stop has finished its work: commit and leave."""
 
@@ -185,5 +181,5 @@ class Fatal(NamedTuple):
 Effect = (
     Start | Cancel | Send | SendDeadLetter | AskExhausted | CommitOffsets
     | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
-    | CommitsStored | Answered | Note | ReportLease | Drained | Fatal
+    | CommitsStored | Answered | Note | Drained | Fatal
 )  # fmt: skip

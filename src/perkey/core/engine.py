@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         Steering,
         Stuck,
     )
-    from perkey.core.leases import LeaseReport, Lent
     from perkey.core.partition import Partition
     from perkey.core.scheduling import Handler, Room
     from perkey.core.work import Call, Tags, Work
@@ -213,28 +212,6 @@ class Engine:
         self.state.divide_budgets()
         self._turn()
 
-    def lease_budgets(self, now: float) -> None:
-        """From now on the fleet's driver lends what may be used of the budgets."""
-        self.state.now = now
-        for budget in self.state.budgets:
-            budget.begin_lease()
-        self._turn()
-
-    def lent(self, now: float, lents: Sequence[Lent]) -> None:
-        """The driver has lent this."""
-        self.state.now = now
-        named = {budget.spec.name: budget for budget in self.state.budgets}
-        for one in lents:
-            if one.budget in named:
-                named[one.budget].lent(one)
-        self._turn()
-
-    def lease_reports(self, now: float, *, lost: bool = False) -> list[LeaseReport]:
-        """Reports for the driver; empty if nothing is new, unless the last ones were lost."""
-        self.state.now = now
-        reports = [budget.report(lost=lost) for budget in self.state.budgets]
-        return [one for one in reports if one is not None]
-
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
         """Requested calls of one handler that have not started: their time does not count yet."""
         self.state.now = now
@@ -392,9 +369,6 @@ class Engine:
         """Start nothing (or start again) for an external reason: outputs or results back up."""
         self.state.now = now
         (self.state.halts.add if on else self.state.halts.discard)(reason)
-        if on and reason == "membership":  # the process was suspended: perhaps its clock was, too
-            for budget in self.state.budgets:
-                budget.lapse()
         self._turn()
 
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:

@@ -23,8 +23,8 @@ from itertools import takewhile
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
+from perkey.core.buckets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
-from perkey.core.leases import Bucket
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
 from perkey.core.work import Call

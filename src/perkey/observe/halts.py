@@ -220,7 +220,7 @@ def _brake(halt: Row) -> tuple[str, str]:
 
 
 #: why nothing of a budget starts at all: the cause of what waits, and not load
-BUDGET_STOPS = ("asked", "share", "link")
+BUDGET_STOPS = ("asked", "share")
 
 
 def _budget(halt: Row) -> tuple[str, str]:
@@ -245,17 +245,6 @@ def _budget(halt: Row) -> tuple[str, str]:
         return (
             f"{text}: how many partitions its topics have is not known yet.",
             "it is asked for again: are the topics and a broker there?",
-        )
-    if why == "link":
-        text += f": the fleet's driver has not answered for {seconds(halt.get('for_s') or 0.0)}"
-        return (
-            f"{text}, so its lease has run out.",
-            "it starts when the driver answers; without one this member finishes and leaves",
-        )
-    if why == "lent":
-        return (
-            f"{text}: all that the fleet's driver lends to this member is used.",
-            "expected; it gets what others leave. To go faster, raise the numbers of the budget",
         )
     due = halt.get("due_in_s")
     text += "" if due is None else f": the next one starts in {seconds(max(0.1, due))}"

@@ -64,7 +64,7 @@ async def lifespan(app):
 
 app = perkey.App(group={group!r}, kafka=KAFKA, lifespan=lifespan, drain_timeout_s={drain_s})
 
-@app.consume({topic!r}, concurrency={concurrency}{options})
+@app.consume({topic!r}, concurrency={concurrency})
 async def handle(record):
     assert app.state == "state of " + str(os.getpid())
     note(what="begin", p=record.partition, o=record.offset, k=str(record.key))
@@ -150,7 +150,6 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
     `together`: so many lifespans are open before the first record is handled, so that no member
     is done before another one has started.
     """
-    options = "".join(f", {name}={text}" for name, text in more.pop("options", {}).items())
     # The new group protocol leaves these to the broker.
     times = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500}
     kafka = {
@@ -168,7 +167,6 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
         "together": 1,
         # Longer than a machine stands still: a drain that works ends long before.
         "drain_s": 90,
-        "options": options,
         **more,
     }
     (folder / "fleetapp.py").write_text(APP.format(**values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from perkey.core import budgets, states
 from perkey.core import effects as fx
+from perkey.core.buckets import Bucket
 from perkey.core.events import (
     Charged,
     Command,
@@ -19,7 +21,6 @@ from perkey.core.events import (
     Target,
     Unhandled,
 )
-from perkey.core.leases import Bucket
 from perkey.core.work import Tags
 from perkey.policies import Budget, Hold, Retry
 from perkey.types import Record
@@ -524,6 +525,31 @@ def test_the_share_is_of_the_partitions_of_all_its_handlers(make_desk):
     desk.do("totals_known", {0: 2, 1: 2})
     desk.assign(0)
     assert desk.engine.state.budgets[0].share == 0.25
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_together_never_exceed_the_numbers(make_desk, seed):
+    """Two members, six partitions: calls in flight, and starts per second but for both bursts."""
+    rng, per_s, in_flight = random.Random(seed), 50.0, 12
+    first = set(rng.sample(range(6), rng.randint(1, 5)))
+    desks, running = [make_desk(*users(Budget("b", per_s, in_flight))) for _ in range(2)], [[], []]
+    for desk, held in zip(desks, (first, set(range(6)) - first), strict=True):
+        desk.do("totals_known", {0: 6})
+        for part in desk.assign(*held):
+            desk.poll(part, *range(100), key=None)
+    starts: list[float] = []
+    for _ in range(150):
+        for desk, calls in zip(desks, running, strict=True):
+            calls.extend(new := desk.started())
+            starts += [desk.now] * len(new)
+        assert sum(map(len, running)) <= in_flight
+        for desk, calls in zip(desks, running, strict=True):
+            if calls and rng.random() < 0.5:
+                desk.do("calls_ended", [calls.pop()])
+            desk.pass_time(0.02)
+    bursts = 2 * max(1.0, per_s * 0.1)
+    assert all(sum(at <= one < at + 1.0 for one in starts) <= per_s + bursts for at in starts)
+    assert len(starts) > per_s
 
 
 def test_a_bucket_without_a_rate_never_pays():

@@ -479,10 +479,6 @@ BUDGET = {"cause": "budget", "handler": "check", "budget": "openai", "waiting": 
          "(20 in flight): 20 calls are in flight."),
         ({"why": "share", "per_s": 0.5},
          "(0.5 per second): how many partitions its topics have is not known yet."),
-        ({"why": "lent", "per_s": 50.0},
-         "(50 per second): all that the fleet's driver lends to this member is used."),
-        ({"why": "link", "per_s": 9.0, "for_s": 3.2},
-         "(9 per second): the fleet's driver has not answered for 3.2 s, so its lease has run out."),
     ],
 )  # fmt: skip
 def test_what_a_budget_waits_for_is_named(halt, text):

@@ -50,7 +50,5 @@ class MemberConfig:
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
     #: called with the committed offsets of the assigned partitions
     on_found: Callable[[Mapping[TopicPartition, Found]], None] = field(default=lambda _: None)
-    #: called inside the door: reports to the fleet's driver what is needed of a budget
-    on_lease: Callable[[], None] = field(default=lambda: None)
     topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
     clock: Clock = REAL_CLOCK

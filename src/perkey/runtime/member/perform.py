@@ -68,7 +68,6 @@ class Performer:
             fx.Answered: self._answered,
             fx.Note: self._note,
             fx.Troubled: run_log.trouble,
-            fx.ReportLease: lambda one: config.on_lease(),
             fx.Drained: self._drained,
             fx.Fatal: lambda one: membership.fail(one.reason, one.error),
         }

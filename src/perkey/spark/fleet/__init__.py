@@ -13,6 +13,5 @@ task.py       what Spark runs on an executor; link.py is its end of the channel
 hosting.py    the member inside the task: the same runtime as in one process
 results.py    results and callbacks, from the members to the user on the driver
 outside.py    the driver's socket and HTTP, for all members; aggregate.py: their snapshots merged
-lending.py    budgets: the driver lends to the members
 limits.py     every limit, in one place
 """

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,19 +22,14 @@ from perkey.core.states import InternalError
 from perkey.errors import ConfigError, PerkeyError
 from perkey.kafka.connect import Connection, RealConnection
 from perkey.kafka.ports import AdminPort
-from perkey.routing import Routes
 from perkey.runtime.calls.processes.protocol import by_value
-from perkey.runtime.handling import HandlerPlan
 from perkey.runtime.logs import event
-from perkey.runtime.member.member import Member
 from perkey.runtime.member.member_config import MemberConfig
 from perkey.runtime.run.drain import passed
 from perkey.runtime.run.outside import RunSource
 from perkey.runtime.run.preflight import check_cluster
 from perkey.runtime.run.result_stream import ResultStream
 from perkey.runtime.run.run import Run
-from perkey.runtime.run.shares import Shares
-from perkey.spark.fleet.lending import Borrowing
 from perkey.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -69,21 +64,6 @@ _LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 
 
-class LentShares(Shares):
-    """A fleet member's shares do not depend on its partitions: the driver lends."""
-
-    def __init__(self, routes: Routes, plans: Sequence[HandlerPlan], borrowing: Borrowing) -> None:
-        super().__init__(routes, plans)
-        self._borrowing = borrowing
-
-    def begin(self, member: Member, admin: AdminPort) -> None:
-        """Before the member owns anything."""
-        self._borrowing.begin(member)
-
-    def look(self, member: Member, admin: AdminPort | None) -> None:
-        """Nothing to look up."""
-
-
 class MemberRun(Run):
     """The runtime of one process, with the additions that its host needs."""
 
@@ -95,22 +75,18 @@ class MemberRun(Run):
         checked: bool,
         table: TableLine | None,
         link: Link,
-        borrowing: Borrowing,
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
         `checked`: an earlier run of this member has checked the cluster.
         `table`: the connection to the table for results.
-        `borrowing`: what the driver lends of budgets.
         """
         self._link = link
         self.instance_id = instance_id
         self._checked = checked
         self._table = table
-        self._borrowing = borrowing
         super().__init__(app, until=None, stream=None)
         self._outside.muted = True  # the driver serves all members
-        self._shares = LentShares(self._routes, self._plans, borrowing)
 
     def _connect(self) -> Connection:
         connection = super()._connect()
@@ -142,7 +118,7 @@ class MemberRun(Run):
             rows = places_at_start(committed, self._options.on_offset_lost)
             self._link.deliver({"type": "begun", "partitions": rows})
 
-        return replace(config, on_found=found, on_lease=self._borrowing.urge)
+        return replace(config, on_found=found)
 
     @property
     def may_restart(self) -> bool:
@@ -257,9 +233,6 @@ class Host:
         self._alive_at = 0.0
         #: nothing has changed since that report
         self._idle = False
-        needed = any(one.budget is not None for one in app.handlers)
-        self._borrowing = Borrowing(link.send, link.deliver, needed=needed)
-        self._borrowing.wake = self._woken.set
         self._log = _ToDriver(link)
         by_value(dumps)  # worker processes cannot import the app either
 
@@ -309,17 +282,10 @@ class Host:
                     return {"why": "refused" if bad else "failed", "reason": reason}
             fresh = False
             self._link.deliver({"type": "died", "reason": reason})
-            if self._stopped_within(again_s):
+            # A stop ends this rest early.
+            if self._woken.wait(again_s) or self._stop_mode is not None:
                 return {"why": self._why}
             again_s = min(again_s * 2, AGAIN_MAX_S)
-
-    def _stopped_within(self, seconds: float) -> bool:
-        """Rest; only a stop ends that early. What else woke the former life may be set still."""
-        until = time.monotonic() + seconds
-        while self._stop_mode is None and (left_s := until - time.monotonic()) > 0:
-            self._woken.wait(left_s)
-            self._woken.clear()
-        return self._stop_mode is not None
 
     def _live(self) -> RunReport:
         """One run of the member: from joining the group to having left it."""
@@ -329,7 +295,6 @@ class Host:
             checked=bool(self._welcome["again"]),
             table=self._table,
             link=self._link,
-            borrowing=self._borrowing,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
         self._give_orders(run)
@@ -340,10 +305,9 @@ class Host:
             run.stop(self._stop_mode)
         while not run.over:
             idle = self._idle and self._stop_mode is None
-            self._woken.wait(self._borrowing.within_s(_IDLE_LOOK_S if idle else _LOOK_S))
+            self._woken.wait(_IDLE_LOOK_S if idle else _LOOK_S)
             self._woken.clear()
             self._look(run)
-        self._borrowing.end()
         self._results.flush()
         return run.wait()
 
@@ -370,7 +334,6 @@ class Host:
                 self._leave("the driver is gone")
             elif os.getppid() != self._parent:
                 self._leave("the executor is gone")
-        self._borrowing.look()
         self._log.flush()
         now = time.monotonic()
         if now >= self._progress_at:
@@ -428,15 +391,12 @@ class Host:
             self._want_results(on=bool(message["on"]))
         elif kind == "table" and self._table is not None:
             self._table.hear(message)
-        elif kind == "lent":
-            self._borrowing.lent(message)
         elif kind == "taken":
             self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
             if not message["again"] and self._run is not None and not self._run.over:
                 self._link.send({"type": "up"})  # the first one was lost with the connection
             self._results.again()
-            self._borrowing.again()
             if self._table is not None:
                 self._table.again()
             # Apply orders that were given while there was no connection.

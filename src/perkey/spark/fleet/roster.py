@@ -8,7 +8,7 @@
     results           passes them to the reader, and then answers `taken` (results.py)
     event, ask        calls the user's callbacks; obeys a handler's app.stop(), pause(), resume()
     log               writes the line
-    lease, table      answers `lent` (lending.py) or `table` (table/committer.py)
+    table             answers `table` (table/committer.py)
     died, bye         counts a death: the process restarts the run; notes that the process leaves
 
 On its own account the driver sends `stop`, `leave`, `pause`, `results` (whether they have a
@@ -31,7 +31,6 @@ from weakref import WeakKeyDictionary
 
 from perkey.runtime.logs import event
 from perkey.spark.fleet.aggregate import owned
-from perkey.spark.fleet.lending import Lending
 from perkey.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from perkey.spark.fleet.results import decoded
 from perkey.spark.fleet.slots import Incarnation, Slot, places_read
@@ -74,8 +73,6 @@ class Receivers:
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
-    #: members' reports of budgets, and the end of each connection
-    lending: Lending
     #: a member's message about the table, and the function to answer it
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
 
@@ -177,8 +174,6 @@ class Roster:
             self._receivers.event(str(message["name"]), message["items"])
         elif kind == "ask":
             self._receivers.ask(message)
-        elif kind == "lease":
-            self._receivers.lending.received(slot, wire, message)
         elif kind == "table" and current and self._receivers.table is not None:
             self._receivers.table(message, partial(_send, wire))
         elif kind == "table":  # a replaced member writes nothing any more
@@ -190,7 +185,6 @@ class Roster:
     def left(self, index: int, wire: Wire) -> None:
         """A connection has ended; without a goodbye it is a death."""
         slot = self.slots[index]
-        self._receivers.lending.line_ended(wire)
         with self.changed:
             if slot.wire is not wire:
                 self.changed.notify_all()

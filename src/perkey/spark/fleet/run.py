@@ -22,8 +22,7 @@ from perkey.spark.fleet import limits
 from perkey.spark.fleet.aggregate import merged
 from perkey.spark.fleet.dead_members import DeadMembers
 from perkey.spark.fleet.ending import Ending, GroupDrain
-from perkey.spark.fleet.lending import Lending
-from perkey.spark.fleet.lookout import Lookout, process_has_ended
+from perkey.spark.fleet.lookout import Lookout
 from perkey.spark.fleet.membership import MemberTask, instance_name
 from perkey.spark.fleet.outside import FleetSource
 from perkey.spark.fleet.results import Relay
@@ -83,12 +82,8 @@ class FleetRun:
             callbacks=self._relay.wanted(),
             log_level=_log.getEffectiveLevel(),
         )
-        budgets = {one.budget.name: one.budget for one in app.handlers if one.budget is not None}
-        self._lending = Lending(
-            budgets.values(), lambda kernel, pid: process_has_ended(self._roster, kernel, pid)
-        )
         self._receivers = Receivers(
-            self._fatal_from, self._asked, self._relay.take, self._relay.event, self._lending
+            self._fatal_from, self._asked, self._relay.take, self._relay.event
         )
         self._roster = Roster(settings.members, orders, self._receivers)
         self._committer: Committer | None = None
@@ -142,7 +137,6 @@ class FleetRun:
             table, self._committer = served(sink, group, session.spark, self._receivers)
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
-        self._lending.begin()
         session.ship(*self._sources)
         group = f"perkey-{self._run_id}"
         self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._dead)
@@ -343,7 +337,7 @@ class FleetRun:
         self._relay.end()
 
     def _clean_up(self) -> None:
-        for one in (self._outside, self._dead, self._lending, self._server, self._committer):
+        for one in (self._outside, self._dead, self._server, self._committer):
             if one is not None:
                 one.close()
         if self._session is not None:

@@ -69,13 +69,12 @@ def test_orders_that_come_while_a_member_starts_are_obeyed() -> None:
 
 
 def test_a_member_rests_before_it_starts_again(monkeypatch) -> None:
-    """Also where it was woken by something else than a stop; that ends the rest."""
+    """Each rest is twice as long; a stop ends it."""
     monkeypatch.setattr(hosting, "AGAIN_S", 0.2)
     starts: list[float] = []
 
     def live() -> None:
         starts.append(time.monotonic())
-        host._woken.set()  # its last calls returned what a budget had lent them
         if len(starts) == 3:
             threading.Timer(0.05, host._stop, ("now", "stopped")).start()
         raise OSError("no broker answers")

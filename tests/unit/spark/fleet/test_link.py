@@ -224,8 +224,7 @@ def host_of(run: Run, *, paused: set[str | None]) -> Host:
     host._results = Results(run)  # type: ignore[assignment]  # nothing is under way
     host._woken, host._ordering, host._ordered = threading.Event(), threading.Lock(), host._run
     line: Any = SimpleNamespace(send=lambda message: run.orders.append((message["type"],)))
-    borrowing: Any = SimpleNamespace(again=lambda: None)
-    host._link, host._borrowing = line, borrowing
+    host._link = line
     return host
 
 

@@ -14,7 +14,6 @@ from perkey.kafka.ports import KafkaUnavailable
 from perkey.runtime.run.drain import SHORT_MAX
 from perkey.spark.fleet.aggregate import merged, percentiles_ms
 from perkey.spark.fleet.ending import GroupDrain
-from perkey.spark.fleet.lending import Lending
 from perkey.spark.fleet.limits import DEATHS_MAX, SILENT_S
 from perkey.spark.fleet.results import decoded
 from perkey.spark.fleet.roster import Orders, Receivers, Roster
@@ -53,7 +52,6 @@ class Heard:
             self.asked.append,
             lambda results, taken: (self.results.extend(results), taken()),
             lambda name, items: self.events.append((name, items)),
-            Lending([], lambda _kernel, _pid: False),
         )
 
 
