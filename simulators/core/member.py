@@ -11,6 +11,7 @@ from perkey.core.commits import Found, Start, resolve
 from perkey.core.engine import Engine
 from perkey.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
 from perkey.core.partition import Partition
+from perkey.core.relief import LOG_LINE
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from perkey.types import TopicPartition
@@ -296,13 +297,13 @@ class Member:
                 answered(life, row, self.world.now, effect.command.id)
         self.unanswered = [one for one in self.unanswered if one is not effect.command]
 
-    def _nothing(self, effect: fx.Troubled | fx.ReportLease) -> None:
+    def _nothing(self, effect: fx.Troubled) -> None:
         """Nothing follows from it."""
 
     def _note(self, effect: fx.Note) -> None:
         where = effect.fields.get("topic"), effect.fields.get("partition")
         life = self.oracle.lives.get(self.parts.get(where))  # type: ignore[arg-type]  # or none
-        if effect.event == relieving.LOG_LINE and life is not None:
+        if effect.event == LOG_LINE and life is not None:
             self.oracle.stats[f"given up by {effect.fields['because']}"] += 1
             relieving.noted(life, effect, self.world.now)
 

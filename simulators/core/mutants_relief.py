@@ -31,7 +31,7 @@ def _gives_up_the_youngest(original: Any) -> Any:
         def backwards(offsets: Offsets) -> Iterator[Work]:
             return iter(list(works(offsets))[::-1])
 
-        Offsets.works = backwards  # type: ignore[method-assign]
+        Offsets.works = backwards  # type: ignore[assignment, method-assign]
         try:
             original(self, partition, share)
         finally:

@@ -77,7 +77,7 @@ def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Bo
 
 def connected(kafka: cluster.Cluster, group: str) -> Connection:
     """Clients of this group, which has no members."""
-    properties = cluster.connection_of(kafka, group)
+    properties: dict[str, Any] = {**cluster.connection_of(kafka, group)}
     if not {"debug", "log_level"} & properties.keys():  # errors are in the exceptions
         properties = {"log_level": 2, "logger": SILENT, **properties}
     return connect(

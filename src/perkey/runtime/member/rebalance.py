@@ -114,7 +114,7 @@ class Rebalance:
             self.find_later(partitions)
             return {}
         reason = NO_LEADER
-        with self._lease.waits("the start offsets of its assignment"):
+        with self._proof.waits("the start offsets of its assignment"):
             try:
                 found = self._membership.consumer.find(partitions, ASSIGN_FIND_S)
             except KafkaUnavailable as error:
@@ -208,7 +208,7 @@ class Rebalance:
         for where in ours:
             del self.waiting[where]
         if ours:
-            with self._lease.waits("the ids of the topics of its assignment"):
+            with self._proof.waits("the ids of the topics of its assignment"):
                 starts = self._assigned(ours, began)
             for where, offset in starts.items():
                 self._membership.consumer.begin(where, offset)
@@ -267,7 +267,7 @@ class Rebalance:
             cancelled_by = self._membership.now() + grace_s
             self._wait(partial(quiet, ours), lambda: cancelled_by)
         ended = self._end_transactions(ours)
-        with self._lease.waits("the last commit of revoked partitions"):
+        with self._proof.waits("the last commit of revoked partitions"):
             stored = self._committer.send_last(ours) and ended
         membership.door.call(lambda engine, now: engine.closed(now, ours))
         self._forget(ours)

@@ -201,8 +201,8 @@ def of_group(
             more = watching.unassigned()
         elif halt["cause"] == "stopping" and member.fatal is not None:
             more = {"reason": member.fatal.reason}
-        elif halt["cause"] == "membership" and member.lease.waited_for:
-            more = {"reason": member.lease.waited_for}
+        elif halt["cause"] == "membership" and member.proof.waited_for:
+            more = {"reason": member.proof.waited_for}
         found.append({**halt, **more})
     return found
 
