@@ -46,11 +46,11 @@ def is_c_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _letters_topic(said: str, topic: str) -> None:
+def _letters_topic(option: str, topic: str) -> None:
     """Refuse a name that Kafka does not allow."""
     if not is_topic(topic.replace("{topic}", "t")):
         raise ConfigError(
-            f"{said} cannot be a topic: letters, digits, '.', '_' and '-', at most 249; "
+            f"{option} cannot be a topic: letters, digits, '.', '_' and '-', at most 249; "
             "{topic} is the only placeholder"
         )
 
@@ -246,7 +246,7 @@ class Park:
             for name, unset in (("at_map", AT_MAP), ("after_s", None)):
                 if (value := getattr(self, name)) != unset:
                     raise ConfigError(
-                        f"Park({name}={value!r}) says when a record goes to the dead-letter topic: "
+                        f"Park({name}={value!r}) sets when a record goes to the dead-letter topic: "
                         'add dead_letter="{topic}.dlq"'
                     )
             return

@@ -16,9 +16,9 @@ Every module from the ground up; one imports only those of lower floors (types a
     3  commands      hold, release, retry, skip
     4  scheduling    what starts, what is fetched, what is paused
     4  memory        what is kept of records that wait for long
+    4  relief        parked records that go to the dead-letter topic
     5  partition     one epoch: its offsets, lanes and commit
     5  commits       what is committed, and when
-    5  relief        parked records that go to the dead-letter topic
     6  delivery      the rules of each delivery mode
     6  endings       what happens to a record when its call ends
     7  engine_state  all data, and the epochs that open and close in it

@@ -146,7 +146,7 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
 
 
 def _starts(shot: Mapping[str, Any]) -> bool:
-    """Whether its start waits: no record is here, and that says nothing about any."""
+    """Whether its start waits: no record is here, which proves nothing about any."""
     return any(halt["cause"] == "starting" for halt in shot.get("halts", ()))
 
 

@@ -99,7 +99,7 @@ def test_a_group_filters_what_runs_here(groups):
 def test_the_name_of_a_group_goes_with_its_run(groups):
     """No file is left in the folder."""
     named = [one.path.with_suffix(local.ABOUT) for one in groups]
-    assert [one.read_text() for one in named] == ["g", "h"]
+    assert [local.group_of(one.path) for one in groups] == ["g", "h"]
     for one in groups:
         one.close()
     assert not any(one.exists() for one in named)

@@ -198,19 +198,19 @@ def test_a_wait_for_a_broker_is_named_where_it_blocks_the_polling_thread(
     now = [1000.0]
     for module in (door, committing):
         monkeypatch.setattr(module, "since_boot", lambda: now[0])
-    member.lease.renew()
-    with member.lease.waits("the last commit"):
+    member.proof.renew()
+    with member.proof.waits("the last commit"):
         now[0] += SUSPENDED_S + 1
     assert "blocked seconds=2.0 waited_for='the last commit'" in caplog.text
-    assert member.lease.waited_for == "the last commit"
-    member.lease.renew()
+    assert member.proof.waited_for == "the last commit"
+    member.proof.renew()
     member.committer.send_planned()
     ((sequence, _),) = member.committer._sent.values()
-    member.lease.answered(sequence, stored=True)
-    assert member.lease.waited_for == ""
-    with member.lease.waits("the last commit"):
-        assert member.lease.waited_for
-    assert member.lease.waited_for == ""
+    member.proof.answered(sequence, stored=True)
+    assert member.proof.waited_for == ""
+    with member.proof.waits("the last commit"):
+        assert member.proof.waited_for
+    assert member.proof.waited_for == ""
 
 
 @pytest.mark.parametrize("verdict", ["gone", "stop"])
