@@ -86,11 +86,13 @@ def obey(world: World, member: Member, command: Command) -> None:
     if not rows:
         member.unanswered.append(command)
     require(len(rows) <= 1, "S13", f"{command} is answered {rows}")
+    if outcome == "held" and rows[0].offset == life.relieved:
+        life.relieved = None  # meanwhile the next one goes
     until = command.until_s - UNIX_S
     if target.offset is None:
         if outcome != "refused":
             _obeyed_lane(life, command, outcome)
-    elif command.action == "hold" and outcome == "held" and target.offset not in life.parked:
+    elif command.action == "hold" and outcome == "held" and rows[0].detail != "it is parked":
         life.held_until[target.offset] = until
     elif outcome == "skipped" and (
         target.offset not in life.passed or target.offset in life.refused

@@ -301,11 +301,10 @@ class Member:
         """Nothing follows from it."""
 
     def _note(self, effect: fx.Note) -> None:
-        where = effect.fields.get("topic"), effect.fields.get("partition")
-        life = self.oracle.lives.get(self.parts.get(where))  # type: ignore[arg-type]  # or none
-        if effect.event == LOG_LINE and life is not None:
+        if effect.event == LOG_LINE:
             self.oracle.stats[f"given up by {effect.fields['because']}"] += 1
-            relieving.noted(life, effect, self.world.now)
+            part = self.parts[effect.fields["topic"], effect.fields["partition"]]
+            relieving.noted(self.oracle.lives[part], effect, self.world.now)
 
     def _drained(self, effect: fx.Drained) -> None:
         self.drained = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from perkey.core import effects as fx
 from perkey.core import states
@@ -31,11 +32,8 @@ def _gives_up_the_youngest(original: Any) -> Any:
         def backwards(offsets: Offsets) -> Iterator[Work]:
             return iter(list(works(offsets))[::-1])
 
-        Offsets.works = backwards  # type: ignore[assignment, method-assign]
-        try:
+        with mock.patch.object(Offsets, "works", backwards):
             original(self, partition, share)
-        finally:
-            Offsets.works = works  # type: ignore[method-assign]
 
     return give_up
 

@@ -7,7 +7,6 @@ from perkey.core import states
 from perkey.core.endings import REFUSED_S
 from perkey.core.events import EXACTLY_ONCE
 from perkey.core.offsets import PRESSURE, always_fits, runs_fit
-from perkey.core.relief import LOG_LINE
 from perkey.core.work import Work
 from perkey.policies import Park
 from simulators.core.ledger import Life
@@ -22,8 +21,6 @@ WITHIN_S = 5.0
 
 def noted(life: Life, effect: fx.Note, now: float) -> None:
     """S16: the engine gives up a parked record: the oldest that is due, and one at a time."""
-    if effect.event != LOG_LINE:
-        return
     offset, because, tp = effect.fields["offset"], effect.fields["because"], life.source.tp
     require(offset in life.parked, "S16", f"{tp}@{offset} is given up and is not parked")
     going = life.relieved if is_going(life) else None
@@ -59,8 +56,7 @@ def is_going(life: Life) -> bool:
     offset = life.relieved
     if offset not in life.given_up or offset in life.finished or offset in life.gone:
         return False
-    work = life.partition.offsets.incomplete.get(offset)
-    return work is not None and work.state != states.RETRYING
+    return life.partition.offsets.incomplete.get(offset) is not None
 
 
 def sending(life: Life, offset: int) -> None:

@@ -110,6 +110,7 @@ def release(life: Life, offset: int, now: float) -> None:
     life.waits_since.pop(offset, None)
     life.policies.pop(offset, None)
     life.retries.pop(offset, None)
+    life.refused_at.pop(offset, None)
 
 
 def may_start(life: Life, offset: int, now: float) -> None:

@@ -246,8 +246,8 @@ class Park:
             for name, unset in (("at_map", AT_MAP), ("after_s", None)):
                 if (value := getattr(self, name)) != unset:
                     raise ConfigError(
-                        f"Park({name}={value!r}) sets when a record goes to the dead-letter topic: "
-                        'add dead_letter="{topic}.dlq"'
+                        f"Park({name}={value!r}) needs a dead-letter topic: add "
+                        'dead_letter="{topic}.dlq"'
                     )
             return
         if not _is_name(self.dead_letter):

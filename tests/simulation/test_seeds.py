@@ -68,6 +68,8 @@ WORDS: dict[int, dict[str, float]] = {
     profiles.PARKED: {
         "fetched again": 0.55,
         "gone while parked": 0.04,
+        "given up by at_map": 0.035,
+        "given up by after_s": 0.08,
     },
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 0.53},
     profiles.ABORTED: {"transactions aborted for their content": 0.6, "culprits found": 0.48},

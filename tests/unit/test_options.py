@@ -90,6 +90,10 @@ WRONG = {
     "letters to the source by name": (
         {"on_exhausted": perkey.DeadLetter("{topic}")}, "'t' is the topic it reads", "{topic}.dlq",
     ),
+    "parked letters to the source": (
+        {"on_exhausted": perkey.Park(dead_letter="{topic}")}, "'t' is the topic it reads",
+        'Park(dead_letter="{topic}.dlq")',
+    ),
     "async of def": ({"executor": "async"}, 'executor="async"', "`async def`"),
 }  # fmt: skip
 
@@ -172,6 +176,15 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
         app().consume("t", concurrency=most + 1)(function)
 
 
+@pytest.mark.parametrize("at_map", [1e-9, 0.999, 1])
+@pytest.mark.parametrize("after_s", [1e-9, 31_535_999, 31_536_000, None])
+def test_a_park_may_have_a_dead_letter_topic(at_map, after_s):
+    """Up to its limits."""
+    park = perkey.Park(dead_letter="{topic}.dlq", at_map=at_map, after_s=after_s)
+    assert park.topic_for("orders") == "orders.dlq"
+    assert perkey.Park().topic_for("orders") == ""
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -186,6 +199,18 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
         (lambda: perkey.Retry(remember=1), "remember=1.*True or False"),
         (lambda: perkey.Park(release_after_s=-1), "release_after_s=-1.*0 to 31536000 seconds"),
         (lambda: perkey.Park(release_after_s=31_536_001), "31536001.*0 to 31536000"),
+        (lambda: perkey.Park(at_map=0.6), "at_map=0.6.*add dead_letter="),
+        (lambda: perkey.Park(after_s=60), "after_s=60.*add dead_letter="),
+        (lambda: perkey.Park(dead_letter=""), "dead_letter=''.*name of a topic"),
+        (lambda: perkey.Park(dead_letter="a b"), "dead_letter='a b'. cannot be a topic"),
+        (lambda: perkey.Park(dead_letter="d", at_map=0), "at_map=0.: .*above 0, at most 1"),
+        (lambda: perkey.Park(dead_letter="d", at_map=1.001), "at_map=1.001"),
+        (lambda: perkey.Park(dead_letter="d", at_map=None), "at_map=None"),
+        (lambda: perkey.Park(dead_letter="d", at_map=True), "at_map=True"),
+        (lambda: perkey.Park(dead_letter="d", after_s=0), "after_s=0.: .*at most 31536000"),
+        (lambda: perkey.Park(dead_letter="d", after_s=31_536_001), "after_s=31536001"),
+        (lambda: perkey.Park(5.0, "d", after_s=60), "release_after_s=, after_s=.*one of them"),
+        (lambda: perkey.Park(export="d"), r"Park\(export='d'\): use Park\(dead_letter='d'\)"),
         (lambda: perkey.Retry(final=("ValueError",)), "final=.*tuple of exception types"),
         (lambda: perkey.Commit(interval_s=0), "interval_s=0.*> 0"),
         (lambda: perkey.Commit(max_records=0), "max_records=0.*1 or more, or None"),

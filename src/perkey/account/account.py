@@ -40,7 +40,10 @@ PLACES = (
     Place("gathering", "in a batch that is filling or lingering"),
     Place("behind", "queued behind an earlier record of its lane"),
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
-    Place("fetching", "released; being read from the log again (parked records keep no bytes)"),
+    Place(
+        "fetching",
+        "released or given up; being read from the log again (parked records keep no bytes)",
+    ),
     Place(
         "outage",
         "`hold=`: the service that its handler calls is unavailable; a probe must succeed first",

@@ -364,7 +364,7 @@ class Endings:
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Count its attempts from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
-        failure.given_up = None
+        failure.given_up, failure.own_due = None, 0.0
         failure.exhausted_by, failure.decision = "", None
         failure.waits_since, failure.ticket = None, -1
         failure.note(self._state.now, f"released: {why}")

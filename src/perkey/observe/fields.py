@@ -109,8 +109,8 @@ FIELDS: dict[str, str] = {
     "blockers[].waiting_behind": "records queued behind it in its lane",
     "blockers[].done_beyond": "records beyond it that are done",
     "blockers[].story": "its failures with their times, at most 32",
-    "blockers[].until": "UNIX seconds at which its hold ends, or `Park` releases it; "
-    "null: neither parked nor held, or until it is released",
+    "blockers[].until": "UNIX seconds at which its hold ends, or `Park` releases it or gives it "
+    "up; null: neither parked nor held, or until it is released",
     "blockers[].by": "of a parked record how it was given up, as in `perkey parked ls`; of a held "
     "one who held it, by their own account; null: unknown",
     "blockers[].reason": "of the command that holds it, or the key of a parked one; null: unknown, "

@@ -76,7 +76,7 @@ TIMED = {
     ),
     "perkey_completion_age_seconds": ("Age of a record when it is done, sampled", "age_buckets"),
 }
-#: counts of the engine that are exported under separate names
+#: counts of the engine that are metrics under separate names
 ENGINE = {
     "perkey_commits_refused": ("Commits that the broker refused", "commits_refused"),
     "perkey_commits_in_doubt": ("Commits without a response in time", "commits_in_doubt"),

@@ -264,7 +264,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "find the record at the frontier: perkey why TOPIC:PARTITION",
     ),
     "fetching": lambda row, member: (
-        "is being read from the log again: it was released",
+        "is being read from the log again: it was released, or goes to the dead-letter topic",
         "it continues when it is here: perkey why names the broker if that does not answer",
     ),
     "outage": lambda row, member: (

@@ -7,6 +7,7 @@ import uuid
 import pytest
 from confluent_kafka import Producer
 from tests.support.exactness import read_committed
+from tests.support.waiting import wait_for
 
 import perkey
 from perkey.testing.memory_cluster import batch_bytes
@@ -211,3 +212,96 @@ def test_what_is_large_is_given_up_in_turn(kafka, record, marks, delivery):
         assert letter.key() == b"k" * 1000
         assert headers["__dlq.errors.key.size"] == b"1030000"
     assert app.snapshot()["dead_letters_cut"] == len(marks | {"value"})
+
+
+def parked_app(kafka, source, group, handled, policy, delivery="at_least_once"):
+    """Every value that begins with `bad` fails its one attempt."""
+    app = kafka.app(group=group, kafka={"auto.offset.reset": "earliest"})
+    retry = perkey.Retry(attempts=1)
+
+    @app.consume(source, delivery=delivery, retry=retry, on_exhausted=policy)
+    async def handler(record):
+        if record.value.startswith(b"bad"):
+            raise ValueError("poison")
+        handled.append(record.value)
+
+    return app
+
+
+def check_given_up(kafka, delivery):
+    """One letter, of the parked record; the next of its key is handled, and all is committed."""
+    source, group = kafka.topic(), kafka.name("g")
+    letters = kafka.topic(name=f"{source}.dlq")
+    kafka.fill(source, [b"bad", b"1", b"2"], key=b"k")
+    handled: list[bytes] = []
+    policy = perkey.Park(dead_letter="{topic}.dlq", after_s=0.5)
+    run = kafka.start(parked_app(kafka, source, group, handled, policy, delivery))
+    wait_for(lambda: handled == [b"1", b"2"])
+    wait_for(lambda: kafka.committed(group, source) >= 3)
+    run.stop()
+    report = run.wait(60)
+    assert (report.dead_lettered, report.done) == (1, 2)
+    return letters
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_parked_record_is_given_up_after_its_time_and_its_key_continues(kafka, delivery):
+    """Its bytes are read again for the letter, which has the usual headers."""
+    letters = check_given_up(kafka, delivery)
+    (letter,) = kafka.read(letters, 1)
+    assert (letter.key(), letter.value()) == (b"k", b"bad")
+    assert dict(letter.headers())["__dlq.errors.message"] == b"ValueError: poison"
+
+
+def test_a_parked_record_is_given_up_when_the_map_is_so_full(kafka):
+    """The oldest one; the younger stays parked, as there is room without the first."""
+    source, group = kafka.topic(), kafka.name("g")
+    letters = kafka.topic(name=f"{source}.dlq")
+    kafka.fill(source, [b"bad 0", *[b"%d" % n for n in range(30)], b"bad 1"])
+    kafka.fill(source, [b"last"])
+    handled: list[bytes] = []
+    policy = perkey.Park(dead_letter="{topic}.dlq", at_map=0.001)  # of 18,396 offsets
+    run = kafka.start(parked_app(kafka, source, group, handled, policy))
+    wait_for(lambda: len(handled) == 31)
+    (letter,) = kafka.read(letters, 1)
+    assert letter.value() == b"bad 0"
+    wait_for(lambda: kafka.committed(group, source) == 31)
+    run.stop()
+    report = run.wait(60)
+    assert (report.dead_lettered, report.parked) == (1, 2)
+
+
+def test_a_parked_record_is_given_up_after_a_restart(kafka):
+    """Only its offset and its time are remembered; what it failed with is not."""
+    source, group = kafka.topic(), kafka.name("g")
+    letters = kafka.topic(name=f"{source}.dlq")
+    kafka.fill(source, [b"bad", b"1"], key=b"k")
+    handled: list[bytes] = []
+    far = perkey.Park(dead_letter="{topic}.dlq", after_s=3_600)
+    assert kafka.drain(parked_app(kafka, source, group, handled, far)).parked == 1
+    soon = perkey.Park(dead_letter="{topic}.dlq", after_s=0.5)
+    run = kafka.start(parked_app(kafka, source, group, handled, soon))
+    wait_for(lambda: handled == [b"1"])
+    (letter,) = kafka.read(letters, 1)
+    assert letter.value() == b"bad"
+    assert dict(letter.headers())["__dlq.errors.message"].startswith(b"Exhausted: its attempts")
+    run.stop()
+    assert run.wait(60).dead_lettered == 1
+
+
+def test_the_dead_letter_topic_of_a_park_must_exist(kafka):
+    """One line with the command that makes it, before anything is handled."""
+    source = kafka.topic()
+    policy = perkey.Park(dead_letter="{topic}.missing")
+    with pytest.raises(
+        perkey.ConfigError, match=r"Park\(dead_letter=\) of handler.*perkey topics create"
+    ):
+        kafka.drain(dead_letter_app(kafka, source, policy))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_parked_record_is_given_up_on_a_broker(kafka, delivery):
+    """A reader of committed records sees the one letter."""
+    letters = check_given_up(kafka, delivery)
+    assert [one.value() for one in read_committed(kafka.bootstrap, letters)] == [b"bad"]

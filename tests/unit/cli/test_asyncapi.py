@@ -83,9 +83,11 @@ def test_a_handler_is_an_operation_on_its_topic():
     assert doc["info"]["version"] == "1.2.3"
 
 
-def test_outputs_and_dead_letters_are_sent():
+@pytest.mark.parametrize(
+    "letters", [perkey.DeadLetter("{topic}.dlq"), perkey.Park(dead_letter="{topic}.dlq")]
+)
+def test_outputs_and_dead_letters_are_sent(letters):
     """Each on its own topic; dead letters have the headers of KIP-1191."""
-    letters = perkey.DeadLetter("{topic}.dlq")
     _, doc = made(output="priced", on_exhausted=letters, topics=["orders", "returns"])
     sent = {
         resolved(doc, one["channel"]["$ref"])["address"]

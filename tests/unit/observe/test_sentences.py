@@ -94,7 +94,7 @@ IN = {
     "gathering": ({}, "in a batch that is filling"),
     "behind": ({"behind": record(offset=7)}, "queued behind record 7, which runs for 312 s"),
     "past_map": ({}, "beyond the reach of the offset map"),
-    "fetching": ({}, "is being read from the log again: it was released"),
+    "fetching": ({}, "is being read from the log again: it was released, or goes to"),
     "held": ({}, "a call of an earlier assignment"),
     "marking": ({}, "waits for 312 s for its started-mark"),
     "not_begun": (

@@ -90,6 +90,10 @@ BROKEN = {
     "nothing": (lambda record, error: None, "returned None: return perkey.Park()"),
     "a coroutine": (lambda record, error: raising_later(record), "a coroutine: make it a plain"),
     "its own topic": (lambda record, error: perkey.DeadLetter("orders"), "the topic it reads"),
+    "a park for its own topic": (
+        lambda record, error: perkey.Park(dead_letter="orders"),
+        "the topic it reads",
+    ),
     "a missing topic": (lambda record, error: perkey.DeadLetter("none"), "UNKNOWN_TOPIC"),
 }
 

@@ -111,6 +111,7 @@ def test_a_missing_topic_of_reports_is_created(monkeypatch, missing):
         ("^o.*", {}, "a handler reads this topic by the pattern '^o.*'"),
         ("t", {"output": "own"}, "a handler writes to this topic"),
         ("t", {"on_exhausted": perkey.DeadLetter("own")}, "a handler writes to this topic"),
+        ("t", {"on_exhausted": perkey.Park(dead_letter="own")}, "a handler writes to this topic"),
         ("t", {"on_exhausted": perkey.DeadLetter("own", on_missing="create")}, "a handler writes"),
     ],
 )

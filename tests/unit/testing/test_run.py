@@ -121,6 +121,20 @@ def test_dead_letters_parked_and_skipped_are_outcomes() -> None:
     assert outcomes == ["parked", "skipped", "dead_lettered", "failed"]
 
 
+def test_the_dead_letter_topic_of_a_park_is_made() -> None:
+    """As that of `DeadLetter`."""
+    app = perkey.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    park = perkey.Park(dead_letter="{topic}.dlq", after_s=60.0)
+
+    @app.consume("orders", retry=perkey.Retry(attempts=1), on_exhausted=park)
+    def handle(record: perkey.Record) -> None:
+        raise ValueError(record.value)
+
+    with MemoryKafka() as kafka:
+        assert [result.outcome for result in run(app, [b"1"], broker=kafka)] == ["parked"]
+        assert kafka.records("orders.dlq") == []
+
+
 def test_the_app_is_as_before() -> None:
     """Its options are its own again, and it can run a second time."""
     app, seen = make_app()
