@@ -303,7 +303,7 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     fewer = slots.capacity < declared  # by command, while more still run; or no more by command
     fits = slots.free >= 0 or spec.commit_each or fewer or used <= declared + SET_MORE
     _need(fits, handler.name, f"more calls than slots: {told}")
-    timed = len(slots.deadlines) + len(slots.overdue)
+    timed = len(slots.deadlines) + len(slots.hung)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
     due = list(slots.deadlines.values())
     _need(due == sorted(due), handler.name, f"time-outs out of order: {due}")

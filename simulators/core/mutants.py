@@ -390,7 +390,7 @@ def _calls_that_wait_are_never_timed(original: Any) -> Any:
     def time_again(self: Slots, works: Any, at: float) -> None:
         for work in works:
             self.deadlines.pop(work, None)
-            self.overdue.pop(work, None)
+            self.hung.pop(work, None)
 
     return time_again
 

@@ -183,7 +183,7 @@ def handler_row(handler: Handler) -> dict[str, Any]:
         "skipped": handler.skipped,
         "parked": handler.parked,
         "superseded": handler.superseded,
-        "overdue": len(handler.slots.overdue),
+        "overdue": len(handler.slots.hung),
         "in_flight": handler.slots.taken,
         "concurrency": handler.slots.concurrency,
     }

@@ -230,7 +230,7 @@ class Slots:
     """Calls that one handler may have in flight, and their time-outs."""
 
     __slots__ = (
-        "capacity", "concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting",
+        "capacity", "concurrency", "deadlines", "free", "hung", "timeout_s", "waiting",
     )  # fmt: skip
 
     def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
@@ -244,7 +244,7 @@ class Slots:
         #: several records is here once, as the call
         self.deadlines: dict[Work | Call, float] = {}
         #: running past their deadline without a way to cancel -> since when
-        self.overdue: dict[Work | Call, float] = {}
+        self.hung: dict[Work | Call, float] = {}
         #: calls that the runtime reported as not started -> the attempt. An entry may outlive it
         self.waiting: dict[Work, Record] = {}
 
@@ -294,13 +294,13 @@ class Slots:
             call.running.pop(work, None)
             return
         self.deadlines.pop(work, None)
-        self.overdue.pop(work, None)
+        self.hung.pop(work, None)
 
     def over(self, call: Call | None) -> None:
         """A call of several records has ended."""
         if call is not None:
             self.deadlines.pop(call, None)
-            self.overdue.pop(call, None)
+            self.hung.pop(call, None)
 
     def expired(self, now: float) -> list[Work]:
         """Attempts past their deadline, once each: they are overdue from now on.
@@ -311,7 +311,7 @@ class Slots:
         expired = [call for call, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
         for call in expired:
             del self.deadlines[call]
-            self.overdue[call] = now
+            self.hung[call] = now
         return [
             next(iter(one.running), one.first) if isinstance(one, Call) else one for one in expired
         ]
@@ -339,8 +339,8 @@ class Slots:
         for work in works:
             # The key of its deadline: the call that it shares with others, or itself
             call = work if work.call is None else work.call
-            timed, overdue = self.deadlines.pop(call, None), self.overdue.pop(call, None)
-            if timed is not None or overdue is not None:  # otherwise it has ended
+            timed, hung = self.deadlines.pop(call, None), self.hung.pop(call, None)
+            if timed is not None or hung is not None:  # otherwise it has ended
                 self.deadlines[call] = due
         if due < last:
             self.deadlines = dict(sorted(self.deadlines.items(), key=lambda one: one[1]))
@@ -351,9 +351,9 @@ class Slots:
 
     def all_hung(self, now: float) -> bool:
         """Whether every slot has been overdue for ten time-outs: nothing will ever start again."""
-        if self.timeout_s is None or len(self.overdue) < max(self.concurrency, self.taken):
+        if self.timeout_s is None or len(self.hung) < max(self.concurrency, self.taken):
             return False
-        return now - max(self.overdue.values()) >= 10 * self.timeout_s
+        return now - max(self.hung.values()) >= 10 * self.timeout_s
 
 
 # -- the fetch -------------------------------------------------------------------------------------

@@ -215,9 +215,9 @@ def test_a_call_that_has_acknowledged_all_keeps_its_time_out(make_desk):
     """It has a slot, and nothing else would give that back; its end ends it."""
     desk, part, works = all_acknowledged(make_desk)
     assert [one.work for one in desk.take(fx.Cancel)] == [works[0]]
-    assert len(part.handler.slots.overdue) == 1
+    assert len(part.handler.slots.hung) == 1
     desk.do("batch_ended", 0, [], [], call=works[0].call)
-    assert not part.handler.slots.overdue
+    assert not part.handler.slots.hung
     desk.pass_time(1.0)
     assert offsets(desk.started()) == [2]
 

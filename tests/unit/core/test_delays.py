@@ -176,7 +176,7 @@ def test_calls_that_have_not_begun_use_none_of_their_time(make_desk):
         desk.pass_time(2.0)
         assert [effect.work for effect in desk.take(fx.Cancel)] == works
         desk.do("calls_waiting", works)
-        assert desk.engine.state.handlers[0].slots.overdue == {}
+        assert desk.engine.state.handlers[0].slots.hung == {}
     assert not desk.take(fx.Fatal)
     assert {work.since for work in works} == {0.0}
 
@@ -218,4 +218,4 @@ def test_what_has_ended_is_not_timed_again(make_desk):
     desk.do("calls_begun", [work], 0.0)
     desk.do("calls_waiting", [work])
     assert not slots.waits(work)
-    assert (slots.deadlines, slots.overdue) == ({}, {})
+    assert (slots.deadlines, slots.hung) == ({}, {})

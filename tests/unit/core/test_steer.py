@@ -78,7 +78,7 @@ def test_hung_calls_are_all_that_run():
     """Fewer slots by command: what still runs beside them is no reason to stop the app."""
     slots = Slots(4, 0, 1.0)
     slots.take(4)
-    slots.overdue = {object(): 0.0}
+    slots.hung = {object(): 0.0}
     slots.resize(1, 0)
     assert not slots.all_hung(100.0)
     slots.give(3)

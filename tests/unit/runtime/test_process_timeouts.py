@@ -67,7 +67,7 @@ def test_what_has_not_begun_is_not_overdue(office: Any) -> None:
     assert not [effect for effect in desk.bench.effects if isinstance(effect, fx.Fatal)]
     slots = works[0].partition.handler.slots
     assert [slots.waits(work) for work in works] == [True, True]
-    assert slots.overdue == {}
+    assert slots.hung == {}
 
 
 def test_a_call_has_all_its_time_from_when_its_worker_began_it(office: Any) -> None:
