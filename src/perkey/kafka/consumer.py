@@ -339,8 +339,9 @@ class KafkaConsumer(_Asking):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        polled = ports.Polled(coordinator=self._refusals.coordinator)
-        self._refusals.coordinator = ""
+        refusals = self._refusals
+        polled = ports.Polled(coordinator=refusals.coordinator, connection=refusals.connection)
+        refusals.coordinator = refusals.connection = ""
         if messages:
             self._refusals.served()
             if any(map(Message.error, messages)):

@@ -148,11 +148,16 @@ class Refusals:
         self._last: KafkaError | None = None
         #: the last failed connection to the group's coordinator, until the consumer takes it
         self.coordinator = ""
+        #: the last failed or lost connection to any broker, until the consumer takes it
+        self.connection = ""
 
     def note(self, error: KafkaError) -> None:
         """The client's `error_cb`."""
-        if (text := error.str()).startswith("GroupCoordinator: ") and " failed: " in text:
-            self.coordinator = scrub(text.partition(" (after")[0], self._config)
+        text = error.str()
+        if " failed: " in text or ": Disconnected" in text:
+            self.connection = scrub(text.partition(" (after")[0], self._config)
+            if text.startswith("GroupCoordinator: ") and " failed: " in text:
+                self.coordinator = self.connection
         if poll_verdict(error.code()) == "stop":
             now = self._clock()
             if self._first_at is None or now - self._last_at > GRACE_S:

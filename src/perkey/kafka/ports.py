@@ -82,6 +82,8 @@ class Polled:
     problems: list[Problem] = field(default_factory=list)
     #: why the connection to the group's coordinator failed, if it has since the last poll
     coordinator: str = ""
+    #: why the connection to any broker failed, if one has since the last poll
+    connection: str = ""
     #: partitions whose position is out of the log's range; not fetched until `begin`
     out_of_range: list[TopicPartition] = field(default_factory=list)
 

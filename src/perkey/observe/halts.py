@@ -253,8 +253,10 @@ def _budget(halt: Row) -> tuple[str, str]:
 
 def _unassigned(halt: Row) -> tuple[str, str]:
     if halt.get("why") == "joining":
-        text = f"This member joins its group: it has had no partition{lasting(halt)}."
-        return text, "wait: the brokers need a few seconds to assign partitions"
+        text = f"This member joins its group: it has had no partition{lasting(halt)}"
+        if halt.get("reason"):
+            return f"{text}, and {halt['reason']}.", BROKER_NEXT
+        return f"{text}.", "wait: the brokers need a few seconds to assign partitions"
     if halt.get("why") == "reserve":
         return "This member is idle: others own all partitions of its topics.", (
             "normal with more members than partitions: stop it, or add partitions"
@@ -361,7 +363,9 @@ def halt_sentence(halt: Row) -> Sentence:
     """The text for a cause that blocks all records."""
     text, after = HALTED_BY[halt["cause"]](halt)
     rank = RANKS.get(halt["cause"], MEMBER)
-    if halt["cause"] == "unassigned" and halt.get("why") in ("joining", "reserve"):
+    if halt["cause"] == "unassigned" and (
+        halt.get("why") == "reserve" or (halt.get("why") == "joining" and not halt.get("reason"))
+    ):
         rank = LOAD
     if halt["cause"] in ("rate_limit", "slots") and halt.get("value"):
         rank = INTENT

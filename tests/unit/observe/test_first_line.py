@@ -110,7 +110,8 @@ def test_a_blocked_loop_is_the_cause_of_all_async_calls():
 )
 def test_a_member_without_a_partition_is_a_fault_only_if_the_group_waits(because, rank):
     """Not in the seconds of a join, and not with more members than partitions."""
-    halt = {"cause": "unassigned", "for_s": 3.0, "why": because, "reason": "the group waits"}
+    reason = {} if because == "joining" else {"reason": "the group waits"}
+    halt = {"cause": "unassigned", "for_s": 3.0, "why": because, **reason}
     (told,) = why(shot(halts=[halt], partitions=[]))
     assert (told.about, told.rank) == ("unassigned", rank)
 

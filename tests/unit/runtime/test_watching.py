@@ -453,6 +453,28 @@ class TestBroker:
         member.run_log.received(Polled(commits=stored))
         assert of_brokers(member, [part]) == []
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "GroupCoordinator: b:9092: Connect to ipv4#1.2.3.4:9092 failed: Connection refused",
+            "b:9092/1: Disconnected: connection closed by peer: receive 0 after POLLIN",
+        ],
+    )
+    def test_a_member_that_joins_names_a_broker_whose_connection_failed(self, text):
+        """Two seconds after a broker's death it was "wait": that is known at once, and no group is."""
+        member, refusals = Member(), Refusals({})
+        watched = Watching(member, "g", None)
+        waits = {"cause": "unassigned", **watched.unassigned()}
+        assert halt_sentence(waits).next.startswith("wait: ")
+        refusals.note(KafkaError(KafkaError._TRANSPORT, f"{text} (after 13ms in state UP)"))
+        member.run_log.received(Polled(connection=refusals.connection))
+        told = halt_sentence({"cause": "unassigned", **watched.unassigned()})
+        assert told.text.endswith(f"and a connection failed 0.0 s ago: {text}.")
+        assert told.next.startswith("restore a broker")
+        assert told.rank < halt_sentence(waits).rank
+        member.run_log.connection_lost = time.monotonic() - watching.JOINING_S - 1, text
+        assert "reason" not in watched.unassigned()
+
     def unassigned(self, group, **run_log):
         """A member without a partition for so long that its group is asked, after one look."""
         member = Member()

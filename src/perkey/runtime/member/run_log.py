@@ -95,6 +95,8 @@ class RunLog:
         self.refused: str | None = None
         #: when the group's coordinator last failed, and how; None from the next stored commit on
         self.coordinator_lost: tuple[float, str] | None = None
+        #: when a connection to any broker last failed, and how
+        self.connection_lost: tuple[float, str] | None = None
         #: partitions stuck before the end of their log -> the last stable offset; replaced as a
         #: whole by the watching thread, any thread reads it
         self.stable_ends: Mapping[TopicPartition, int] = {}
@@ -115,6 +117,8 @@ class RunLog:
         stored = any(one.verdict == "stored" for one in polled.commits)
         if polled.batches or polled.ends or stored:
             self.broker_seen(self._clock())
+        if polled.connection:
+            self.connection_lost = self._clock(), polled.connection
         if polled.coordinator:
             self.coordinator_lost = self._clock(), polled.coordinator
         elif stored:

@@ -37,6 +37,9 @@ ACCOUNT_EVERY_S = 5.0
 #: time without a partition, and interval after that
 UNASSIGNED_S = (5.0, 30.0, 300.0)
 GROUP_ASKED_EVERY_S = 5.0
+#: so long a failed connection is the reason why a member has not joined: librdkafka tries again
+#: after 10 s at most
+JOINING_S = 15.0
 BROKER_ASKED_EVERY_S = 2.0
 BROKER_QUIET_S = 5.0
 #: queried if this member has no topic; "unknown topic" is a response as well
@@ -345,6 +348,10 @@ class Watching:
         for_s = 0.0 if since is None else time.monotonic() - since
         reason = self._unassigned_because
         waits = "reserve" if self.in_reserve else "group" if reason else "joining"
+        at, failed = self._member.run_log.connection_lost or (float("-inf"), "")
+        ago_s = time.monotonic() - at
+        if waits == "joining" and ago_s <= JOINING_S:
+            reason = f"a connection failed {ago_s:.1f} s ago: {failed}"
         return {"for_s": round(for_s, 1), "why": waits, **({"reason": reason} if reason else {})}
 
     def _group_state(self, admin: AdminPort | None) -> tuple[str, int, str]:
