@@ -87,8 +87,9 @@ class _Asking:
             left_s = max(0.1, deadline - time.monotonic())
             logs = clib_offsets.bounds_soon(self._consumer, where, specs, left_s)
         if partitions and not logs:
+            soon = f"the ends of their logs were not answered within {timeout_s:g} s"
             raise KafkaUnavailable(
-                self.leader_of(where[0]) if where and timeout_s > LEADER_S else NO_LEADER
+                self.leader_of(where[0]) if where and timeout_s > LEADER_S else soon
             )
         found = {}
         for place, one in zip(where, held, strict=True):
