@@ -341,14 +341,29 @@ OnExhausted = GivenUp | Decide
 DECIDED_RETRIES_MAX = 3
 
 
+class _NotGiven(float):
+    """A default that equals its number, and is still a default after copying and pickling."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        return "_INTERVAL_S"
+
+
+_INTERVAL_S = _NotGiven(1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """When offsets are committed: every `interval_s`, and after `max_records` if given.
+    """When offsets are committed: every `interval_s` seconds, and after `max_records` if given.
+
+    With neither given: after 1 s, or when 1,000 records are done but not within 50 ms of the last
+    commit. `interval_s=1.0` given is the interval alone.
 
     `each=True`: a record keeps its slot and its lane until its own completion is committed.
     """
 
-    interval_s: float = 1.0
+    interval_s: float = _INTERVAL_S
     max_records: int | None = None
     each: bool = False
 
@@ -359,6 +374,11 @@ class Commit:
             raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
         if not _is_bool(self.each):
             raise ConfigError(f"Commit(each={self.each!r}): give True or False")
+
+    @property
+    def by_default(self) -> bool:
+        """Whether neither `interval_s` nor `max_records` was given."""
+        return isinstance(self.interval_s, _NotGiven) and self.max_records is None
 
 
 BATCH_RECORDS_MAX = 100_000

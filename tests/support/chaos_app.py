@@ -56,6 +56,8 @@ class Plan:
     #: and, where that is asked for, until a stop is in force
     until_stopped: bool = False
     commit_s: float = 0.2
+    #: `Commit()`: after `commit_s`, which is 1 then, or a thousand records
+    commit_by_default: bool = False
     revoke_timeout_s: float = 20.0
     drain_timeout_s: float = 20.0
     seed: int = 0
@@ -239,7 +241,7 @@ def make(plan: Plan) -> perkey.App:
         plan.topic,
         ordering=plan.ordering,
         concurrency=plan.concurrency,
-        commit=perkey.Commit(interval_s=plan.commit_s),
+        commit=perkey.Commit() if plan.commit_by_default else perkey.Commit(plan.commit_s),
         retry=perkey.Retry(attempts=plan.attempts, delay_s=0.05),
         on_exhausted=given_up if plan.dead_letters else perkey.Park(),
     )(handlers.wait if plan.kind == "async" else handlers.block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import pickle
@@ -306,3 +307,22 @@ def test_a_ledger_handler_without_the_transaction_is_refused():
         perkey.ConfigError, match=r"must take 2 arguments: write def .*\(record, tx\)"
     ):
         app().consume("t", ledger=perkey.SqlLedger("sqlite:///l.db"))(lambda record: None)
+
+
+@pytest.mark.parametrize(
+    ("commit", "by_default"),
+    [
+        (perkey.Commit(), True),
+        (perkey.Commit(each=True), True),
+        (perkey.Commit(interval_s=1.0), False),
+        (perkey.Commit(max_records=1_000), False),
+        (perkey.Commit(1.0, None), False),
+    ],
+)
+def test_a_commit_that_is_given_is_not_the_default(commit, by_default):
+    """Also as a copy, through a pickle and with another field changed; the numbers are the same."""
+    changed = dataclasses.replace(commit, each=False)
+    for same in (commit, copy.deepcopy(commit), pickle.loads(pickle.dumps(commit)), changed):
+        assert same.by_default is by_default
+        assert same.interval_s == 1.0
+    assert repr(perkey.Commit()) == "Commit(interval_s=1.0, max_records=None, each=False)"

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from perkey.codec import Carrier, OffsetMap, Remembered, UnreadableMap, decode, encode_fitting
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.events import Answer
+from perkey.core.events import NEVER, Answer
 from perkey.core.memory import Memory
 from perkey.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
 from perkey.types import Committed, ErrorInfo, OnLost
@@ -263,13 +263,14 @@ class Commits:
     """Builds commit plans and handles their answers."""
 
     def __init__(self, state: EngineState, plans: Plans) -> None:
-        self._plans = plans
-        self._state = state
-        self._sequence = 0
-        #: when the commit interval ends
-        self.next_at = 0.0
-        #: commit after this many records, if not 0
-        self.many = state.limits.commit.max_records or 0
+        self._plans, self._state, self._sequence = plans, state, 0
+        #: when everything is committed next, and was last
+        self.next_at, self._all_at = 0.0, -inf
+        #: also when so many records are done: `max_records`, and `commit_after`
+        self._many = state.limits.commit.max_records or NEVER
+        self._after = state.limits.commit_after
+        #: `run` has something to do when so many records are done
+        self.enough = self._fewest = min(self._many, self._after)
         #: sequence of the transaction in flight; None if there is none
         self._transaction: int | None = None
 
@@ -277,18 +278,33 @@ class Commits:
 
     def run(self) -> None:
         """Commit what is due."""
-        state, limits = self._state, self._state.limits
-        many = self.many
-        if state.now >= self.next_at or (many and state.finished_since_commit >= many):
-            self.next_at = state.now + limits.commit.interval_s
-            # Records that finish while a commit is in flight are not in it: `many` is still due.
-            waits = any(
-                p.commit.dirty and p.commit.state == states.SENT for p in state.partitions.values()
-            )
-            state.finished_since_commit = many if many and waits else 0
-            self._commit(list(state.partitions.values()))
+        state, done = self._state, self._state.finished_since_commit
+        due = state.now >= self.next_at
+        if not due and done >= self.enough:
+            apart_at = self._all_at + state.limits.commit_apart_s
+            due = done >= self._many or state.now >= apart_at
+            if not due:  # from here on the clock decides, or `max_records`
+                self.next_at, self.enough = min(self.next_at, apart_at), self._many
+        if due:
+            self._commit_all()
         elif state.claiming:
             self._commit(list(state.claiming))
+
+    def _commit_all(self) -> None:
+        state = self._state
+        self.next_at = state.now + state.limits.commit.interval_s
+        state.finished_since_commit, self.enough = 0, self._fewest
+        every = list(state.partitions.values())
+        waits = any(p.commit.dirty and p.commit.state != states.IDLE for p in every)
+        if waits and self._fewest < NEVER:
+            # Records that finish while a commit is in flight are not in it: due when it ended.
+            state.finished_since_commit, self.enough = self._fewest, 2 * self._fewest
+        if self._commit(every):
+            self._all_at = state.now
+
+    def ended(self) -> None:
+        """Commits are no longer in flight: what waited for them is due."""
+        self.enough = self._fewest
 
     def soon(self) -> None:
         """Do not wait for the interval this time."""
@@ -305,7 +321,8 @@ class Commits:
 
     # -- what ------------------------------------------------------------------------------------
 
-    def _commit(self, partitions: Iterable[Partition]) -> None:
+    def _commit(self, partitions: Iterable[Partition]) -> bool:
+        """Send what is due of these; whether more than a transaction is."""
         plans, transactional = [], []
         for partition in partitions:
             if partition.handler.exact:
@@ -320,6 +337,7 @@ class Commits:
             items = self._state.portions.transaction(due, self._plans.plan)
             if items:
                 self._transaction = self._send(fx.Transact, items)
+        return bool(plain)
 
     def _due(self, partition: Partition) -> bool:
         return partition.state != states.CLOSED and partition.commit.ready(self._state.now)
@@ -374,6 +392,7 @@ class Commits:
                 self._refused(partition, answer)
         if stored:
             self._state.emit(fx.CommitsStored(stored))
+        self.ended()
 
     def _stored(self, partition: Partition) -> Committed:
         now = self._state.now
@@ -440,6 +459,7 @@ class Commits:
         """The stored value of a commit in doubt; None if it could not be read."""
         commit = partition.commit
         item = commit.sent
+        self.ended()
         if commit.state != states.IN_DOUBT or item is None:
             return
         if offset is None:

@@ -55,7 +55,6 @@ class Endings:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._many = state.limits.commit.max_records is not None
         #: number of the last question to an `on_exhausted` function
         self._numbers = count(1)
 
@@ -72,8 +71,7 @@ class Endings:
                 [work.partition.handler for work in works if work.state == states.DONE]
             ).items():
                 handler.done += count
-        if self._many:
-            state.finished_since_commit += len(works)
+        state.finished_since_commit += len(works)
         for work in others:  # late, or of a delivery that needs more
             if work.state == states.RUNNING:
                 work.partition.call_ended()

@@ -354,6 +354,11 @@ class Engine:
         self._commits.soon()
         self._turn()
 
+    @property
+    def commit_at(self) -> float:
+        """When everything is committed next: part of `next_deadline`, and cheap to look at."""
+        return self._commits.next_at
+
     def next_deadline(self) -> float:
         """When `tick` next has something to do, as far as known now."""
         outages = self.state.outages
@@ -457,7 +462,11 @@ class Engine:
             if resume := state.flow.to_resume():
                 state.emit(fx.ResumeIntake(resume))
         commits = self._commits
-        if state.now >= commits.next_at or state.claiming or commits.many:
+        if (
+            state.now >= commits.next_at
+            or state.claiming
+            or state.finished_since_commit >= commits.enough
+        ):
             commits.run()
         if state.stop_mode is not None and not state.drained:
             self._check_drained()

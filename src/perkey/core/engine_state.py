@@ -98,7 +98,7 @@ class EngineState:
         self.fatal: fx.Fatal | None = None
         #: for each handler the open batches, by group
         self.open_batches: list[dict[Any, Gathering]] = [{} for _ in self.handlers]
-        #: records finished since the last commit was built
+        #: records finished since everything was last committed (see `Commits.run`)
         self.finished_since_commit = 0
         #: texts that failing records have in common
         self.texts = SharedTexts()
@@ -308,6 +308,7 @@ class Epochs:
             state.unclaim(partition)
             state.watch_shelves(partition, on=False)
             state.count("partitions_lost" if lost else "partitions_revoked")
+        self._commits.ended()
         state.divide_budgets()
 
     def _drop(self, partition: Partition) -> None:

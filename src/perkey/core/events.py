@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # -- settings --------------------------------------------------------------------------------------
 
 ALL_STARTS_PER_S = float("inf")
+NEVER = 2**63  # records
 #: the longest delay that a callable may ask for, and the longest hold
 DELAY_MAX_S = 7 * 86_400.0
 HOLD_MAX_S = 30 * 86_400.0
@@ -86,6 +87,10 @@ class Limits:
     buffer_records: int = 50_000
     buffer_bytes: int = 128 * 2**20
     commit: Commit = field(default_factory=Commit)
+    #: commit also when so many records are done since the last commit
+    commit_after: int = NEVER
+    #: but not before it was this long ago
+    commit_apart_s: float = 0.05
     #: seconds without an answer after which a commit is in doubt and the stored value is read
     commit_answer_s: float = 5.0
     #: delay before a commit that was temporarily refused is sent again

@@ -269,7 +269,8 @@ class Door:
                 engine.calls_ended(now, works, endings)
             if engine.has_effects:
                 self._perform(engine.take_effects())
-            if endings or others:  # a mere success makes nothing due earlier
+            # A mere success makes nothing due earlier but the next commit.
+            if endings or others or engine.commit_at < self.wakes_at:
                 self._look_ahead()
 
     def _look_ahead(self) -> None:

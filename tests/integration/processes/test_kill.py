@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.support.chaos import Chaos
+from tests.support.chaos import COMMIT_WAY_S, Chaos
 from tests.support.verdict import Verdict
 
 STATIC = {"group.instance.id": "the-one"}  # a killed member's place is free again at once
@@ -51,6 +51,35 @@ def test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval(
         run.until(run.committed, 10, "everything committed")
         run.terminate(last)
         check_kills(run, run.verdict(), kills)
+
+
+@pytest.mark.timeout(300)
+def test_a_kill_repeats_a_thousand_and_50_ms_of_work_by_default(
+    chaos: Callable[..., Chaos],
+) -> None:
+    """S5 with `Commit()`: besides what was in flight, and not the last second's work."""
+    options = {"commit_s": 1.0, "commit_by_default": True, "concurrency": 40, "work_s": 0.005}
+    with chaos(seed=103, kafka=STATIC, **options) as run:
+        spans = []
+        for _ in range(3):
+            run.supply(12_000, keys=2_000)
+            child = run.start()
+            run.let_work(child, run.dice.uniform(0.85, 0.95))  # before the interval ends
+            excuse = run.kill_at_work(child, 6_000, keys=2_000)
+            began = run.watch.before(excuse.until, 0.05 + COMMIT_WAY_S)
+            spans.append((excuse, began))
+        last = run.start()
+        run.all_done(90)
+        run.until(run.committed, 10, "everything committed")
+        run.terminate(last)
+        verdict = run.verdict()
+        for excuse, began in spans:
+            recent = sum(
+                e.kind == "E" and e.pid == excuse.pid and e.at > began for e in run.entries
+            )
+            done = sum(e.kind == "E" and e.pid == excuse.pid for e in run.entries)
+            print(f"done {done} repeats {verdict.repeats[excuse]} bound 40 + 1000 + {recent}")
+            assert verdict.repeats[excuse] <= 40 + 1_000 + recent
 
 
 def test_one_stuck_record_at_the_base_does_not_widen_the_repeats(

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 import perkey
+from perkey.core import effects as fx
 from perkey.core.engine import Engine
-from perkey.core.events import Assignment, HandlerSpec
+from perkey.core.events import Assignment, HandlerSpec, Limits
 from perkey.core.states import InternalError
 from perkey.runtime.door import SUSPENDED_S, Door
 from perkey.testing import MemoryKafka, run
+from perkey.types import Record
 
 
 def test_every_event_is_taken_once_any_caller_is_inside() -> None:
@@ -52,6 +54,31 @@ def test_what_a_call_hands_in_is_taken_before_its_end(monkeypatch: pytest.Monkey
 
     door.post(inside)
     assert told == ["stop", "ended"]
+
+
+@pytest.mark.parametrize("count", [2, 1])
+def test_calls_that_make_a_commit_due_earlier_wake_the_polling_thread(count: int) -> None:
+    """`commit_after` records within 50 ms of a commit: their commit is timed. Fewer: no look."""
+    limits, clock = Limits(commit_after=2), [0.0]
+    door = Door(Engine([HandlerSpec("h", ordering="unordered")], limits), lambda _: None)
+    started: list[Any] = []
+    door._perform = lambda effects: started.extend(
+        work for effect in effects if isinstance(effect, fx.Start) for work in effect.works
+    )
+    door.clock = lambda: clock[0]
+    (part,) = door.call(lambda engine, now: engine.assigned(now, [Assignment("t", 0, 0, 0)]))
+    records = [Record("t", 0, offset, 0, None, b"v") for offset in range(4)]
+    door.call(lambda engine, now: engine.polled(now, [(part, records, [1] * 4)]))
+    clock[0] = 0.5
+    door.done.extend(started[:2])
+    door.turn()
+    clock[0] = 0.51
+    door.wakes_at = door.engine.next_deadline()
+    woken: list[float] = []
+    door.on_earlier = lambda: woken.append(door.engine.next_deadline())
+    door.done.extend(started[2 : 2 + count])
+    door.turn()
+    assert woken == ([0.55] if count == 2 else [])
 
 
 def test_after_an_internal_error_the_door_stays_closed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,33 @@ def test_only_in_flight_records_repeat_with_commit_each(memory_broker: MemoryKaf
     assert app.run(until="drained").exit_code == 0
     assert set(calls) == set(range(RECORDS))
     assert sum(count - 1 for count in calls.values()) <= CONCURRENCY
+
+
+def test_a_thousand_and_50_ms_of_work_repeat_with_the_default_commit(
+    memory_broker: MemoryKafka,
+) -> None:
+    """Besides what was in flight; a commit and the thread that sends it get 0.2 s."""
+    count, slack_s = 2_600, 0.2
+    memory_broker.create_topic("orders", 1)
+    for number in range(count):
+        memory_broker.produce("orders", str(number), key=str(number))
+    app = perkey.App(group="g", kafka={"bootstrap.servers": memory_broker.bootstrap})
+    calls: Counter[int] = Counter()
+    ended: list[float] = []
+
+    @app.consume("orders", concurrency=CONCURRENCY)
+    async def handle(record: perkey.Record) -> None:
+        await asyncio.sleep(0.0005)
+        calls[record.offset] += 1
+        ended.append(time.monotonic())
+
+    memory_broker.crash_at("after_handler", 2_500)
+    assert app.run(until="drained").exit_code == 1
+    recent = sum(at > ended[-1] - 0.05 - slack_s for at in ended)
+    assert app.run(until="drained").exit_code == 0
+    assert set(calls) == set(range(count))
+    repeated = sum(calls.values()) - count
+    assert 0 < repeated <= CONCURRENCY + 1_000 + recent
 
 
 @pytest.mark.parametrize(

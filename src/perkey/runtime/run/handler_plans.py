@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perkey.app_options import AppOptions
-from perkey.core.events import ALL_STARTS_PER_S, HandlerSpec
+from perkey.core.events import ALL_STARTS_PER_S, NEVER, HandlerSpec
 from perkey.decoding import decoding_of, is_async
 from perkey.kafka.ports import AdminPort
 from perkey.kafka.secrets import redacted
@@ -81,6 +81,10 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
     )
 
 
+#: `Commit()`: also when so many records are done, see `Limits.commit_after`
+COMMIT_AFTER = 1_000
+
+
 def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
     """One commit setting for all handlers of a member: the shortest interval among them."""
     counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
@@ -88,6 +92,15 @@ def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
         interval_s=min(handler.commit.interval_s for handler in handlers),
         max_records=min(counts, default=None),
     )
+
+
+def commit_after(handlers: Sequence[HandlerOptions]) -> int:
+    """After how many records a member commits by default; never if all its handlers set that.
+
+    Other deliveries, and `each`, do not wait for the interval: their commits are always due.
+    """
+    periodic = [h.commit for h in handlers if h.delivery == "at_least_once" and not h.commit.each]
+    return COMMIT_AFTER if any(commit.by_default for commit in periodic) else NEVER
 
 
 def log_start(

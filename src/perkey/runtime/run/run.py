@@ -33,7 +33,7 @@ from perkey.runtime.run import gc_pace
 from perkey.runtime.run.control import Control
 from perkey.runtime.run.drain import Drain
 from perkey.runtime.run.exits import StopSignals
-from perkey.runtime.run.handler_plans import commit_of, log_end, log_start, plans_of
+from perkey.runtime.run.handler_plans import commit_after, commit_of, log_end, log_start, plans_of
 from perkey.runtime.run.outside import Outside, RunSource
 from perkey.runtime.run.preflight import (
     FirstStart,
@@ -214,6 +214,7 @@ class Run:
                 buffer_records=options.buffer_records,
                 buffer_bytes=options.buffer_bytes,
                 commit=commit_of(self._handlers),
+                commit_after=commit_after(self._handlers),
                 forget_parked=True,
             ),
             make_consumer=self._connection.consumer,
