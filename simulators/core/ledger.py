@@ -150,6 +150,8 @@ class Life:
         self.base = -1
         #: something has been done since this time and no commit has said so
         self.uncovered_since: float | None = None
+        #: at_least_once: so many records
+        self.uncovered = 0
 
     def held(self) -> list[int]:
         """Sizes of the records that the member must have in memory."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from perkey.core import states
-from perkey.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from perkey.core.events import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, NEVER
 from simulators.core import away, budgeted, relieving
 from simulators.core.ledger import Life
 from simulators.core.member import Member
@@ -26,6 +28,8 @@ def check_liveness(world: World, member: Member) -> None:
                 relieving.in_time(life, world.now)
             if _may_start(world, member, life) and budgeted.has_room(world, member, life):
                 _starts_in_time(world, member, life)
+    if world.setup.limits.commit_after < NEVER:
+        _many_are_committed(world, member)
     _ends_asked_for(world, member)
 
 
@@ -54,6 +58,22 @@ def _commits_in_time(world: World, member: Member, life: Life) -> None:
     waited = world.now - life.uncovered_since
     if waited > allowed:
         raise Violation("S5", f"{life.source.tp}: done for {waited:.3f} s and not committed")
+
+
+def _many_are_committed(world: World, member: Member) -> None:
+    """`commit_after` records are not done and uncommitted while a commit may be sent."""
+    limits, oracle = world.setup.limits, world.oracle
+    lives = [oracle.lives[partition] for partition in member.parts.values()]
+    if member.fatal or any(_waits_for_answer(member, life) for life in lives):
+        return
+    if any(life.partition.commit.refusals for life in lives):
+        return  # repeated at the interval: of a refused commit nothing counts again
+    done = sum(life.uncovered for life in lives if life.state == "open")
+    if done >= limits.commit_after:
+        oracle.stats["counted"] += 1
+        since = world.now - oracle.planned_at.get(member.name, -inf)
+        if since >= limits.commit_apart_s:
+            raise Violation("S5", f"{done} are done and not committed for {since:.3f} s")
 
 
 def _waits_for_room(life: Life) -> bool:

@@ -171,6 +171,31 @@ def _map_dropped(original: Any) -> Any:
     return plan
 
 
+@mutant(Commits, "run", "S5", first_seed=profiles.COUNTED)
+def _the_interval_alone_counts(original: Any) -> Any:
+    def run(self: Commits) -> None:
+        if self._state.now >= self.next_at or self._state.claiming:
+            original(self)
+
+    return run
+
+
+@mutant(Commits, "run", "S5", first_seed=profiles.COUNTED)
+def _end_of_the_50_ms_not_timed(original: Any) -> Any:
+    def run(self: Commits) -> None:
+        at, due = self.next_at, self._state.now >= self.next_at
+        original(self)
+        if not due and self.next_at < at:
+            self.next_at = at
+
+    return run
+
+
+@mutant(Commits, "ended", "S5", first_seed=profiles.COUNTED)
+def _done_during_a_commit_waits_for_the_interval(_original: Any) -> Any:
+    return lambda _self: None
+
+
 @mutant(Engine, "_fill", "S5")
 def _marked_after_the_start(original: Any) -> Any:
     def fill(self: Engine, handler: Handler) -> None:

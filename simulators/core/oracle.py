@@ -44,6 +44,8 @@ class Oracle:
         self.outages: dict[away.Place, away.Outage] = {}
         #: (member, handler) -> what its brake counts
         self.floods: dict[tuple[str, int], away.Flood] = {}
+        #: when each member last asked for a commit
+        self.planned_at: dict[str, float] = {}
         self.stats: Counter[str] = Counter()
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -235,6 +237,7 @@ class Oracle:
             life.claimable.add(offset)
         else:
             self._finish(life, offset)
+            life.uncovered += 1
         if life.uncovered_since is None:
             life.uncovered_since = now
 
@@ -389,7 +392,8 @@ class Oracle:
         self._complete(life, item, says, must | claims)
         whole = bool(self.map_chars_kept == 4096 and not life.partition.memory.barred)
         remembering.check_rider(life, item, says, self.now(), room=whole)
-        life.uncovered_since = None
+        life.uncovered_since, life.uncovered = None, 0
+        self.planned_at[life.member] = self.now()
 
     def _must_hold(self, life: Life, claims: set[int]) -> set[int]:
         """Everything of the epoch that the commit must (and alone may) say is done."""

@@ -18,7 +18,7 @@ from perkey.core.events import (
     UNORDERED,
     HandlerSpec,
 )
-from perkey.policies import Batch, Brake, Budget, DeadLetter, Hold, Park, Retry, Skip
+from perkey.policies import Batch, Brake, Budget, Commit, DeadLetter, Hold, Park, Retry, Skip
 from simulators.core.away import by_key
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 
@@ -67,6 +67,9 @@ AHEAD = 32_000_000
 
 #: as COMMANDED, with two or three members, and commands that are obeyed again
 REPEATED = 33_000_000
+
+#: a commit when so many records are done, long before the interval ends, and not two in a row
+COUNTED = 34_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
@@ -313,6 +316,19 @@ def _ahead(setup: Setup, rng: random.Random) -> Setup:
     return replace(setup, specs=specs, odds=odds, ends=_weighted(**weights))
 
 
+def _counted(setup: Setup, rng: random.Random) -> Setup:
+    """Enough is done in little time, by handlers whose commits nothing waits for."""
+    periodic = [replace(s, delivery=AT_LEAST_ONCE, commit_each=False) for s in setup.specs]
+    specs = tuple(replace(s, rate_limit_per_s=ALL_STARTS_PER_S, concurrency=8) for s in periodic)
+    commit = Commit(rng.choice((2.0, 30.0)), rng.choice((None, None, 12)))
+    after = rng.choice((1, 3, 8))
+    limits = replace(setup.limits, commit=commit, commit_after=after, map_chars=4096)
+    odds = replace(setup.odds, commit_refused=rng.choice((0.0, 0.0, setup.odds.commit_refused)))
+    ends = _weighted(control=0.5, time=rng.choice((10.0, 40.0)))
+    setup = replace(setup, broker_chars=4096, poll_max=30, produce_max=20)
+    return replace(setup, specs=specs, limits=limits, odds=odds, ends=ends)
+
+
 def _commanded(setup: Setup, rng: random.Random) -> Setup:
     """Much fails and is parked; processes come and go, and someone steers."""
     park = Park(rng.choice((None, 0.0, 2.0)))
@@ -518,6 +534,7 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     WAITING: _waiting,
     STEERED: _steered,
     AHEAD: _ahead,
+    COUNTED: _counted,
     COMMANDED: _commanded,
     DECIDED: _decided,
     AWAY: _away,
