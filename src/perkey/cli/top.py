@@ -36,7 +36,8 @@ def top(
     Example: perkey top --url http://127.0.0.1:8080
     """
     properties = cluster.properties_of(x, config)
-    ask = Asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
+    where = Where(url, token_file, group, bootstrap_servers, reports, properties, config)
+    ask = Asking(where.runs)
     if as_json:
         typer.echo(json.dumps(ask()))
         return
@@ -47,7 +48,7 @@ def top(
     ask()  # fail before taking the screen if no run answers or the token is wrong
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("perkey top needs a terminal: use perkey status or perkey status --json")
-    Top(ask, every).run()
+    Top(ask, every, where.completed).run()
 
 
 class Asking:

@@ -31,7 +31,7 @@ from perkey.cli.top_lines import (
 )
 from perkey.errors import PerkeyError
 from perkey.observe.overview import ORDERS, overview
-from perkey.observe.sentences import record_sentence
+from perkey.observe.sentences import Sentence, record_sentence
 from perkey.observe.why import why
 
 HISTORY_MAX = 120
@@ -82,10 +82,14 @@ class Top(App[None]):
     ]
 
     def __init__(
-        self, ask: Callable[[], Sequence[Mapping[str, Any]]], every_s: float = 2.0
+        self,
+        ask: Callable[[], Sequence[Mapping[str, Any]]],
+        every_s: float = 2.0,
+        complete: Callable[[str, str], str] = lambda text, _group: text,
     ) -> None:
+        """`complete` makes the commands of an advice reach this group: see `Where.completed`."""
         super().__init__()
-        self._ask, self._every_s = ask, every_s
+        self._ask, self._every_s, self._complete = ask, every_s, complete
         self._view: dict[str, Any] | None = None
         self._state = self._missing = ""
         self._failed = ""
@@ -253,7 +257,7 @@ class Top(App[None]):
             if not 0 <= at < len(rows):
                 return Text(f"No record is {LISTS[self._list]}.")
             one = record_sentence(rows[at])
-            return Text(f"{one.text}\n").append(f"  Next: {one.next}", "cyan")
+            return Text(f"{one.text}\n").append(f"  Next: {self._next(one)}", "cyan")
         text = Text()
         if self._below == "failures":
             for row in self._view["failures"][:5]:
@@ -269,10 +273,14 @@ class Top(App[None]):
         for one in found:
             if not text and one.next:
                 text.append(f"{one.text}\n", "bold")
-                text.append(f"  Next: {one.next}\n", "cyan")
+                text.append(f"  Next: {self._next(one)}\n", "cyan")
             else:
                 text.append(f"{one.text}\n")
         return text
+
+    def _next(self, one: Sentence) -> str:
+        group = str((self._view or {}).get("group", ""))
+        return self._complete(one.next, "" if ", " in group else group)  # of several: none
 
     # -- keys --------------------------------------------------------------------------------------
 

@@ -87,6 +87,20 @@ def test_ls_lists_what_is_parked_or_held(parked):
     assert "1 parked, 1 held in group billing; 1 more failed and will be tried again" in table
 
 
+def test_ls_keeps_numbers_and_states_whole_at_80_columns(kafka, parked):
+    """The name of the record folds, as its topic is known to who asks."""
+    kafka.create_topic("gps.positions.of.europe")
+    for number in range(3):
+        kafka.produce("gps.positions.of.europe", b"v", b"customer-%d" % number, partition=0)
+    text, _ = encode_fitting(0, 2, [0, 2])
+    entries = [Remembered(0, 5, parked=True, error=TIMEOUT, exhausted_by="attempts")]
+    kafka.commit("wide", "gps.positions.of.europe", 0, 0, with_rider(0, text, entries)[0])
+    _, table, _ = parked("ls", group="wide")
+    words = table.split()
+    assert words.count("attempts") == 2  # the column, and how it was given up
+    assert f"{TIMEOUT:08x}" in words
+
+
 def test_what_is_being_given_up_is_not_counted_as_tried_again():
     """Its attempts are used up, and its letter is on the way."""
     known = [Remembered(1, 2), Remembered(2, 5, exhausted_by="attempts")]

@@ -11,11 +11,13 @@ import pytest
 
 import perkey
 from perkey.cli import main
+from perkey.cli.sources import Where
 from perkey.cli.top import Asking
 from perkey.cli.top_lines import PARTITIONS_MAX, Wanted, age, lines, middle, number
 from perkey.cli.top_screen import Top
 from perkey.errors import FatalError
 from perkey.observe.overview import overview
+from perkey.observe.sentences import Sentence
 from perkey.testing import run
 
 pytestmark = pytest.mark.push
@@ -298,3 +300,12 @@ def test_the_stack_of_a_hanging_call_is_a_key_away(shot):
     row = {**shot["blockers"][0], "place": "running", "for_s": 90.0, "stack": stack}
     _, text = piloted(lambda: [{**shot, "blockers": [row]}], ["s"])
     assert ("shop.py:9" in text, "shop.py:4" in text, "shop.py:3" in text) == (True, True, False)
+
+
+@pytest.mark.parametrize(("group", "reached"), [("g", " --group g"), ("g, h", "")])
+def test_commands_of_an_advice_reach_the_group(shot, group, reached):
+    """As copied from the screen, where runs of several groups may be here."""
+    top = Top(lambda: [shot], complete=Where().completed)
+    top._view = {"group": group}
+    one = Sentence("stuck.", "`perkey record retry t:0:5 --reason TEXT`", "parked")
+    assert top._next(one) == f"`perkey record retry t:0:5 --reason TEXT{reached}`"
