@@ -1,19 +1,27 @@
-"""`perkey replay module:app`: process a time range of a topic again, on Spark."""
+"""`perkey replay module:app`: process a time range of a topic again, here or on Spark."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from perkey.cli.load import Target, load_app
+from perkey.cli.logs import set_up
 from perkey.cli.run import properties_of
 from perkey.errors import ConfigError, FatalError, PerkeyError
+from perkey.runtime.run.progress_line import ProgressLine
+from perkey.runtime.run.replay_run import ReplayRun, Stretch
 
 EXIT_FAILURES_REMAIN = 3
+FATES = {
+    "dead_lettered": "dead-lettered", "skipped": "skipped", "parked": "parked", "failed": "failed",
+}  # fmt: skip
 TIME_MS_MAX = 2**53
 
 
@@ -30,25 +38,34 @@ def replay(
     ],
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="End time, exclusive.")],
     key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where it runs: local (this process) or spark.")
+    ] = "local",
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="local: in place of the handler's output= topic."),
+    ] = None,
     master: Annotated[
         str | None,
-        typer.Option(help="Spark master, such as spark://HOST:PORT. Default: all cores here."),
+        typer.Option(help="spark: master, such as spark://HOST:PORT. Default: all cores here."),
     ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A Spark property; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="spark: a Spark property; repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
 ) -> int:
-    """Process the records of a time range again, on Spark.
+    """Process the records of a time range again, in this process or on Spark.
 
-    Their outputs are written to the topics. Committed offsets do not change. Side effects of the
-    handler happen again.
+    Their outputs are written to the topics. No group is joined and committed offsets do not change.
+    Side effects of the handler happen again. Here retries and dead letters are those of the app; on
+    Spark a record is handled by its retry policy and then counted as failed.
 
-    Exit codes: 0 all records are done; 1 the job failed; 2 bad input; 3 some records failed.
+    Exit codes: 0 all records are finished; 1 it failed; 2 bad input; 3 parked records remain, on
+    Spark: some records failed; 130 or 143 after a second signal.
 
     Example: perkey replay geofence:app --topic gps.positions --from 2026-03-01T10:00
     --to 2026-03-01T11:00
@@ -56,10 +73,52 @@ def replay(
     from_ms, to_ms = time_ms("--from", start), time_ms("--to", end)
     if from_ms >= to_ms:
         raise ConfigError(f"--from {start} is not before --to {end}: swap them")
+    if engine not in ("local", "spark"):
+        raise ConfigError(f"--engine {engine!r:.40} is not known: choose local or spark")
+    if engine == "local" and (master is not None or conf):
+        raise ConfigError("--master and --conf require --engine spark: omit them")
+    if engine == "spark" and output is not None:
+        raise ConfigError("--output requires --engine local: omit it")
     app = load_app(target)
+    if engine == "local":
+        stretch = Stretch(topic, from_ms, to_ms, None if key is None else key.encode(), output)
+        return _here(app, stretch, as_json, progress=not no_progress)
     bar = str(sys.stderr.isatty() and not no_progress).lower()
     properties = {"spark.ui.showConsoleProgress": bar, **(properties_of(conf) or {})}
     return _replay(app, (topic, from_ms, to_ms, key), master, properties, as_json)
+
+
+def _here(app: Any, stretch: Stretch, as_json: bool, *, progress: bool) -> int:
+    """In this process: the exit code of the run."""
+    console = Console(stderr=True)
+    set_up(console, "text", "warning")
+    run = ReplayRun(app, stretch)
+    app.adopt(run, app.options)
+    run.install_signals()
+    try:
+        run.start()
+        with ProgressLine(run.snapshot, console) if progress else nullcontext():
+            report = run.wait()
+    finally:
+        run.restore_signals()
+    counts = run.outcomes
+    done, records = counts["done"], counts.total() - counts["superseded"]
+    if as_json:
+        facts = {
+            "records": records, "done": done, "failed": records - done, "outputs": run.outputs,
+            "failures": run.failures,
+            **{name: counts[name] for name in ("dead_lettered", "skipped", "parked")},
+        }  # fmt: skip
+        typer.echo(json.dumps(facts))
+    else:
+        others = [f"{counts[name]} {word}" for name, word in FATES.items() if counts[name]]
+        what = ", ".join([f"{done} done", *others])
+        typer.echo(f"{records} records: {what}; {run.outputs} outputs")
+        for line in run.failures:
+            typer.echo(f"failed: {line}", err=True)
+    if report.exit_code:
+        typer.echo(f"perkey: {' '.join(report.reason.split())}", err=True)
+    return report.exit_code
 
 
 def _replay(

@@ -56,7 +56,7 @@ def replay(kafka_broker, topic, fill, tmp_path):
         env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
         return subprocess.run(
             [sys.executable, "-m", "perkey.cli.main", "replay", "shouting:app", "--topic", topic_,
-             "--master", "local[2]", "--conf", "spark.ui.enabled=false", *arguments],
+             "--engine", "spark", "--master", "local[2]", "--conf", "spark.ui.enabled=false", *arguments],
             cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
 

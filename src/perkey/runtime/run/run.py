@@ -11,11 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perkey import guard
-from perkey.app_options import Hosted
+from perkey.app_options import AppOptions, Hosted
 from perkey.core.events import Limits
 from perkey.core.states import InternalError
 from perkey.kafka.connect import Connection
 from perkey.kafka.ports import AdminPort
+from perkey.options import HandlerOptions
 from perkey.routing import Routes
 from perkey.runtime.calls.executors import Executors, needs_loop
 from perkey.runtime.calls.invoke import decided
@@ -69,8 +70,7 @@ class Run:
 
     def __init__(self, app: Hosted, *, until: str | None, stream: ResultStream | None) -> None:
         self._app = app
-        self._options = app.options
-        self._handlers = app.handlers
+        self._options, self._handlers = self._declared(app)
         self._until = until
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
@@ -109,6 +109,13 @@ class Run:
 
     # -- creating ----------------------------------------------------------------------------------
 
+    def _declared(self, app: Hosted) -> tuple[AppOptions, Sequence[HandlerOptions]]:
+        return app.options, app.handlers
+
+    def _drain_of(self, admin: AdminPort, topics: list[str]) -> Drain:
+        group = self._options.group
+        return drain_of(admin, self._connection, group, topics, self._routes.patterns)
+
     def _connect(self) -> Connection:
         return connection_of(self._options, self._handlers, self.instance_id)
 
@@ -144,13 +151,7 @@ class Run:
                 self._on_commit = pruning(self._ledgers, self._options.on_commit)
             if self._until == "drained":
                 starting.waits("brokers", self._connection.described())
-                self._drain = drain_of(
-                    self._admin,
-                    self._connection,
-                    self._options.group,
-                    topics,
-                    self._routes.patterns,
-                )
+                self._drain = self._drain_of(self._admin, topics)
             opens = self._options.lifespan is not None or needs_loop(self._handlers)
             if loop is None and opens:
                 self._loop = HandlerLoop()
