@@ -186,6 +186,7 @@ def handler_row(handler: Handler) -> dict[str, Any]:
         "overdue": len(handler.slots.hung),
         "in_flight": handler.slots.taken,
         "concurrency": handler.slots.concurrency,
+        "ordering": handler.spec.ordering,
     }
 
 
@@ -346,7 +347,12 @@ def _oldest(
     handler: Handler, works: Sequence[Work], at: float, epoch_s: float, place: str
 ) -> dict[str, Any]:
     """The row of the call that was granted first."""
-    oldest = min(works, key=lambda work: work.since)
+    oldest = min(
+        works,
+        key=lambda work: (
+            work.since, work.partition.topic, work.partition.number, work.record.offset,
+        ),
+    )  # fmt: skip
     return {
         "topic": oldest.partition.topic,
         "partition": oldest.partition.number,

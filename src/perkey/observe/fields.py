@@ -82,6 +82,7 @@ FIELDS: dict[str, str] = {
     "handlers{}.in_flight": "slots taken: running calls (a batch is one); also records in the "
     "pipe of a worker process, and with `Commit(each=True)` records whose commit is in flight",
     "handlers{}.concurrency": "maximum concurrent calls",
+    "handlers{}.ordering": "`key`, `partition` or `unordered`, as declared",
     "handlers{}.overdue": "calls past their `timeout_s` that cannot be cancelled",
     "handlers{}.repeats": "with a ledger: records it recognised",
     "blockers[]": "the records that block most, the worst first, at most 20: by how many wait "

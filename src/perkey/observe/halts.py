@@ -35,7 +35,7 @@ def _by_command(halt: Row) -> tuple[str, str]:
     why = f" ({halt['reason']})" if halt.get("reason") else ""
     return (
         f"a command has set {halt['value']} until {at}{why}",
-        f"perkey set {ended}{target} --reason TEXT",
+        f"`perkey set {ended}{target} --reason TEXT`",
     )
 
 
@@ -310,7 +310,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
             f"Nothing{_of(halt)} starts: paused by a command until "
             f"{clock(halt.get('until', 0.0))} ({halt.get('reason', '')})."
         ),
-        f"perkey resume{_flag(halt)} --reason TEXT",
+        f"`perkey resume{_flag(halt)} --reason TEXT`",
     ),
     "stopping": lambda halt: (
         (

@@ -128,7 +128,9 @@ def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
     for shot in shots:
         silent = bool(shot.get("silent_s"))
         for name, row in shot["handlers"].items():
-            into = merged.setdefault(name, {"name": name, "latency_ms": {}})
+            into = merged.setdefault(
+                name, {"name": name, "latency_ms": {}, "ordering": row.get("ordering")}
+            )
             for count in SUMMED:
                 gone = silent and count in NOW
                 into[count] = into.get(count, 0) + (0 if gone else row.get(count, 0))

@@ -240,7 +240,7 @@ _HANDLER = {
         "done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded",
         "overdue", "in_flight", "concurrency",
     ), _COUNT),
-    "rate_per_s": _A_NUMBER,
+    "rate_per_s": _A_NUMBER, "ordering": Field(_text, _ABSENT),
     "repeats": Field(_whole, _ABSENT),
     "latency_ms": Field(_row({"p50": _SOME_NUMBER, "p99": _SOME_NUMBER}), {}),
     **dict.fromkeys(("latency_buckets", "age_buckets", "wait_buckets"), _BUCKETS),

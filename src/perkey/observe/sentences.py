@@ -253,7 +253,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "parked": _parked,
     "ready": lambda row, member: (
         "is ready and waits for a free slot, or for what blocks all records",
-        "see what blocks all records: perkey status",
+        "see what blocks all records: `perkey status`",
     ),
     "gathering": lambda row, member: (
         "is in a batch that is filling or lingering",
@@ -329,7 +329,15 @@ def record_sentence(row: Row, member: str = "") -> Sentence:
     return Sentence(text, after, row["place"], tuple(row.get("stack") or ()))
 
 
-def lane_sentence(row: Row, median_s: float | None) -> Sentence:
+#: ordering -> what helps a lane that is long
+LANE_CURES = {
+    "key": 'make its calls faster, or spread its records over more keys; ordering="unordered" '
+    "gives up their order",
+    "partition": 'make its calls faster, or use ordering="key", or add partitions',
+}
+
+
+def lane_sentence(row: Row, median_s: float | None, ordering: str | None) -> Sentence:
     """The text for a lane that moves and is long: its records run one at a time."""
     key = f" (key {row['key']})" if row.get("key") is not None else ""
     text = (
@@ -339,10 +347,8 @@ def lane_sentence(row: Row, median_s: float | None) -> Sentence:
     usual = (
         "" if median_s is None else f" (calls of {row.get('handler')}: median {brief(median_s)})"
     )
-    after = (
-        "nothing is stuck; more concurrency does not help one lane: make its calls faster, or use "
-        'ordering="key" or "unordered"'
-    )
+    cure = LANE_CURES.get(ordering or "", "make its calls faster")
+    after = f"nothing is stuck; more concurrency does not help one lane: {cure}"
     return Sentence(f"{text}{usual}.", after, "lane", rank=LOAD)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -41,6 +42,15 @@ from perkey.observe.sentences import (
 )
 
 WORST = 3
+#: causes that a person has asked for, and ends
+PAUSES = ("command", "paused")
+#: place -> what records there do, for their count
+DO = {
+    "parked": "are parked",
+    "retrying": "wait to be retried",
+    "on_hold": "are held",
+    "running": "run",
+}
 TOPICS_MAX = 10
 #: a call hangs if it runs longer than this and than three times the p99
 HANGS_S = 10.0
@@ -64,7 +74,7 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
         halts = _silent(shot) + _bundled(shot) + _unfollowed(shot)
         # Causes first; possible consequences of the first one are not reported as normal
         found = halts + _worst(shot, member, halts)
-        found = sorted(found, key=lambda one: one.rank)
+        found = sorted(found, key=partial(_order, stops_all=_pause_stops_all(shot)))
         if found and found[0].rank <= MAP and found[0].about != "open_transaction":
             after = "a consequence of the first line, or temporary"
             found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
@@ -111,7 +121,27 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     held = any(one.about == "open_transaction" for one in halts)
     if held:  # the remaining records are blocked after all
         found = [one for one in found if one.about != "moving"]
-    return sorted(found + halts, key=lambda one: (one.rank, one.about == "ready"))
+    order = partial(_order, stops_all=_pause_stops_all({**shot, "partitions": rows}))
+    return sorted(found + halts, key=lambda one: (order(one), one.about == "ready"))
+
+
+def _pause_stops_all(shot: Row) -> bool:
+    """Whether pauses stop each of these partitions."""
+    paused = [one for one in shot.get("halts", ()) if one["cause"] in PAUSES]
+    rows = shot.get("partitions", ())
+    return bool(rows) and all(
+        any(
+            one.get("topic") in (None, row["topic"])
+            and one.get("handler") in (None, row.get("handler"))
+            for one in paused
+        )
+        for row in rows
+    )
+
+
+def _order(one: Sentence, *, stops_all: bool) -> float:
+    """Its rank; a pause that stops all is the cause of a record that waits."""
+    return RECORD - 0.5 if stops_all and one.about in PAUSES else one.rank
 
 
 def _with_blocked_loops(shot: Row) -> Row:
@@ -166,15 +196,30 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
         kinds.setdefault(
             (row["topic"], row.get("handler"), row["place"], hangs, error.get("type")), []
         ).append(row)
-    least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
+    is_cut = len(shot.get("blockers", ())) >= BLOCKERS_MAX
     ranked, found = _causes_of(shot), []
     for first, *alike in list(kinds.values())[:WORST]:
         one = _after_its_cause(ranked, first, _of_blocker(shot, first, member))
         if alike and first["place"] == "parked":
             one = one._replace(next=all_parked(first))
-        more = f"{least}{len(alike):,} more of this topic"
+        more = f"{len(alike):,} more of this topic"
+        if is_cut:  # the list of blockers is cut, the counts of each partition are not
+            count = _count_alike(shot, first)
+            all_of_it = f"; in all {count:,} of its records {DO[first['place']]}" if count else ""
+            more = f"at least {more}{all_of_it}"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found
+
+
+def _count_alike(shot: Row, row: Row) -> int:
+    """How many records of its topic and handler are in the same place; 0: unknown."""
+    if row["place"] not in DO:
+        return 0
+    return sum(
+        part.get("places", {}).get(row["place"], 0)
+        for part in shot.get("partitions", ())
+        if part["topic"] == row["topic"] and part.get("handler") == row.get("handler")
+    )
 
 
 def _causes_of(shot: Row) -> dict[tuple[Any, ...], int]:
@@ -306,11 +351,17 @@ def _lane_is_long(shot: Row, row: Row) -> bool:
 
 def _latency_s(shot: Row, row: Row, quantile: str) -> float | None:
     """How long the calls of this row's handler take."""
+    latency = _handler_of(shot, row).get("latency_ms") or {}
+    return None if latency.get(quantile) is None else latency[quantile] / 1e3
+
+
+def _handler_of(shot: Row, row: Row) -> Row:
+    """The row of this row's handler; empty if it is unknown."""
     handlers = shot.get("handlers", ())
     if not isinstance(handlers, Mapping):
         handlers = {one["name"]: one for one in handlers}
-    latency = handlers.get(row.get("handler"), {}).get("latency_ms") or {}
-    return None if latency.get(quantile) is None else latency[quantile] / 1e3
+    handler: Row = handlers.get(row.get("handler"), {})
+    return handler
 
 
 def _none_ends(shot: Row, halt: Row) -> bool:
@@ -336,7 +387,7 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
     record, cause = (halt["topic"], halt["partition"], halt["frontier"]), "map"
     if row.get("offset") != halt["frontier"]:
         text += " is done."
-        after = f"perkey why {halt['topic']}:{halt['partition']}:{halt['frontier']}"
+        after = f"`perkey why {halt['topic']}:{halt['partition']}:{halt['frontier']}`"
         return Sentence(text, after, cause, (), MAP, record)
     key = f" (key {row['key']})" if row.get("key") is not None else ""
     state, after = RECORD_IN[row["place"]](row, "")
@@ -391,7 +442,8 @@ def _holds_up(shot: Row, part: Row) -> Row | None:
 def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
     """The text for a blocking record; at the frontier it includes the stuck commit."""
     if _lane_is_long(shot, row):
-        return lane_sentence(row, _latency_s(shot, row, "p50"))
+        ordering = _handler_of(shot, row).get("ordering")
+        return lane_sentence(row, _latency_s(shot, row, "p50"), ordering)
     rank = HANGING if row["place"] == "running" and _hangs(shot, row) else RECORD
     if _moves(shot, row):
         rank = LOAD

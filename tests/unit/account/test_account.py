@@ -8,7 +8,7 @@ from perkey.account.account import SLICE_PARTITIONS, SLICE_RECORDS, copies, slic
 from perkey.account.blockers import blockers
 from perkey.account.finding import find, find_key
 from perkey.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
-from perkey.account.snapshot import NOT_LISTED, snapshot
+from perkey.account.snapshot import NOT_LISTED, _oldest, snapshot
 from perkey.core.events import Failed, HandlerSpec, Limits, Returned
 from perkey.core.work import Tags
 from perkey.observe.why import why
@@ -300,6 +300,17 @@ def test_taken_slots_report_since_when_no_call_has_ended(make_desk):
     (halt,) = [one for one in shot_of(desk)["halts"] if one["cause"] == "slots"]
     assert (halt["calls"], halt["concurrency"], halt["for_s"]) == (2, 2, 5.0)
     assert (halt["oldest"]["offset"], halt["oldest"]["for_s"]) == (0, 12.0)
+
+
+def test_of_calls_that_began_together_the_first_record_is_the_oldest(make_desk):
+    """The frontier, not whichever call an executor lists first."""
+    desk = make_desk(HandlerSpec("h", concurrency=3))
+    (partition,) = desk.assign(0)
+    desk.poll(partition, 0, 1, 2, 3, key=None)
+    works = desk.started()
+    (handler,) = {work.partition.handler for work in works}
+    for order in (works, works[::-1]):
+        assert _oldest(handler, order, desk.now, 0.0, "running")["offset"] == 0
 
 
 def test_slots_of_calls_that_have_acknowledged_all_are_counted(make_desk):

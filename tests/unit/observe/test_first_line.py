@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.observe.test_sentences import BY, record, shot
+from tests.unit.observe.test_sentences import BY, partition, record, shot
 
 from perkey.observe.overview import NOT_BAD, severity
 from perkey.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
@@ -46,6 +46,55 @@ def test_a_lane_that_moves_and_is_long_is_named(waiting, for_s, about):
             f"which runs for {for_s:.1f} s. They run one at a time (calls of check: median 50 ms)."
         )
         assert told.next.startswith("nothing is stuck; more concurrency does not help one lane")
+
+
+@pytest.mark.parametrize(
+    ("ordering", "cure"),
+    [
+        ("key", "make its calls faster, or spread its records over more keys; "),
+        ("partition", 'make its calls faster, or use ordering="key", or add partitions'),
+        (None, "make its calls faster"),  # reported by an older version
+    ],
+)
+def test_a_long_lane_has_the_advice_of_its_ordering(ordering, cure):
+    """Not the ordering that the handler has already."""
+    latency = {"p50": 50.0, "p99": 60.0}
+    handlers = {"check": {"latency_ms": latency, "ordering": ordering}}
+    (told,) = why(shot(record(for_s=0.02, waiting_behind=4_538), handlers=handlers))
+    assert told.next.partition("one lane: ")[2].startswith(cure)
+    assert ordering != "key" or 'ordering="key"' not in told.next
+
+
+PAUSE = {"cause": "command", "until": 0.0, "reason": "repair"}
+
+
+@pytest.mark.parametrize(
+    ("halt", "abouts"),
+    [
+        ({**PAUSE, "topic": "orders"}, ["command", "parked"]),
+        ({**PAUSE}, ["command", "parked"]),
+        ({"cause": "paused", "topic": None}, ["paused", "parked"]),
+        ({**PAUSE, "topic": "others"}, ["parked", "command"]),
+        ({**PAUSE, "handler": "other"}, ["parked", "command"]),
+    ],
+)
+def test_a_pause_that_stops_everything_comes_before_a_parked_record(halt, abouts):
+    """It is the cause of what waits; of another topic or handler it is not."""
+    parked = record("parked", attempts=5)
+    assert [one.about for one in why(shot(parked, halts=[halt]))] == abouts
+    if halt.get("topic") in (None, "orders") and "handler" not in halt:
+        assert [one.about for one in why(shot(parked, halts=[halt]), "orders", 3)] == abouts
+
+
+def test_a_cut_list_has_the_true_count():
+    """Of 750 parked records only the 20 that block most are listed."""
+    rows = [record("parked", offset=n, at_frontier=False) for n in range(20)]
+    (told,) = why(shot(*rows, partitions=[partition(places={"parked": 750})]))
+    assert "The same applies to at least 19 more of this topic; in all 750 of its records are " in (
+        told.text
+    )
+    (told,) = why(shot(*rows[:3]))
+    assert "The same applies to 2 more of this topic." in told.text
 
 
 @pytest.mark.parametrize(
@@ -131,12 +180,12 @@ def test_a_setting_of_a_colleague_is_named_with_the_command_that_ends_it(cause, 
     assert told[0].text == f"{text}a command has set {value} until 00:00:01Z (slow)."
     assert (
         told[0].next
-        == f"perkey set {value.partition('=')[0]}=default --handler check --reason TEXT"
+        == f"`perkey set {value.partition('=')[0]}=default --handler check --reason TEXT`"
     )
     assert told[0].rank == INTENT
     halt |= {"value": "concurrency=1 timeout_s=3", "why": "all"}
     (one,) = why(shot(halts=[halt]))
-    assert one.next == "perkey set concurrency=default timeout_s=default --reason TEXT"
+    assert one.next == "`perkey set concurrency=default timeout_s=default --reason TEXT`"
 
 
 def test_a_deleted_topic_is_recreated_by_a_command_to_copy():
