@@ -251,6 +251,7 @@ def once(write: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], N
     """A function for `foreachBatch` whose `write(rows, batch_id)` may use the rows many times.
 
             results.writeStream.foreachBatch(once(write)).start()
+
     The handler runs once per try of a batch: its rows are persisted on the executors before `write`
     is called. Rows that are lost with an executor end that try instead of silently calling the
     handler again; Spark then repeats the batch.
