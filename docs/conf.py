@@ -64,7 +64,7 @@ html_theme_options = {
     "top_of_page_buttons": [],
     "light_css_variables": {
         "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, Cantarell, sans-serif",
-        "font-stack--monospace": "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace",  # noqa: E501
+        "font-stack--monospace": "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace",  # noqa: E501  # one value
         "color-brand-primary": "#0f766e",
         "color-brand-content": "#0f766e",
         "color-brand-visited": "#0f766e",

@@ -27,7 +27,7 @@ ROOT = DOCS.parent
 #: files beside docs/ that are pages of the site
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "project/contributing.md"}
 PAGES |= {"CHANGELOG.md": "project/changelog.md"}
-#: the navigation: (heading, pages). A page that is in none of them is an error of Sphinx.
+#: a link of Markdown: its text and its target
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -68,6 +68,8 @@ def text_of(app: Sphinx, name: str) -> str:
 
 def _link(app: Sphinx, name: str, shown: str, whole: Path, anchor: str) -> str | None:
     """A link to this file: to its page, to a copy of it, or, a folder, none. None: as it is."""
+    if not whole.is_relative_to(ROOT):
+        return None
     up, inside = "../" * name.count("/"), whole.relative_to(ROOT).as_posix()
     if inside in PAGES:
         return f"[{shown}]({up}{PAGES[inside]}{anchor})"
@@ -130,9 +132,11 @@ def _list_of_options(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) ->
         else:
             made.append(f"  {line}" if inside and line.strip() else line)
         inside = bool(begins) or (inside and bool(line.strip()))
-    lines[:] = made
+    lines[:] = [re.sub(r"docs/([\w-]+)\.md", r":doc:`/\1`", line) for line in made]
 
 
+#: the defaults of `run()` that are not None
+RUN = {"engine": "local"}
 #: what takes its options as **options: the class or type that lists them
 OPTIONS = {
     "perkey.App": ("group, kafka, *", AppOptions, {"group", "kafka"}),
@@ -148,7 +152,7 @@ def _signature(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, str]
     if name not in OPTIONS:
         return None
     first, owner, without = OPTIONS[name]
-    known = {one.name: one.default for one in fields(owner)} if is_dataclass(owner) else {}
+    known = {one.name: one.default for one in fields(owner)} if is_dataclass(owner) else RUN
     named = [one for one in owner.__annotations__ if one not in without]
     texts = [f"{one}={_default(known.get(one))}" for one in named]
     returned = rest[-1] if name not in {"perkey.App", "perkey.App.consume"} else ""
@@ -157,6 +161,8 @@ def _signature(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, str]
 
 def _default(value: object) -> str:
     kind = type(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{int(value):_}"
     return f"{kind.__name__}()" if kind.__module__.startswith("perkey") else repr(value)
 
 

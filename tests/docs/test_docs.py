@@ -29,7 +29,7 @@ from perkey.testing import run
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src/perkey"
 BESIDE = (ROOT / "simulators", ROOT / "demo")
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.push

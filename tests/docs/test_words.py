@@ -40,7 +40,7 @@ ALLOWED = {
 
 def pages() -> tuple[str, ...]:
     """Every text that a user or developer of Perkey reads: source, docs, README."""
-    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     return tuple(plain(path.read_text()) for path in paths)
 
 

@@ -19,21 +19,18 @@ for (const table of document.querySelectorAll("article table")) {
 }
 
 const shown = document.querySelector(".pk-version[data-versions]");
-if (shown && location.protocol.startsWith("http")) {
-  // versions.json: ["0.3.0", "0.2.0"]; each is a folder beside this one.
-  fetch(shown.dataset.versions)
-    .then((answer) => (answer.ok ? answer.json() : []))
-    .then((versions) => {
-      if (versions.length < 2) return;
-      const select = document.createElement("select");
-      select.setAttribute("aria-label", "Version");
-      for (const version of versions) {
-        select.append(new Option(version, version, false, version === shown.textContent.trim()));
-      }
-      const root = new URL(shown.dataset.versions, location.href);
-      select.addEventListener("click", (event) => event.preventDefault());
-      select.addEventListener("change", () => { location.href = new URL(`${select.value}/`, root); });
-      shown.replaceChildren(select);
-    })
-    .catch(() => {});
+const version = shown?.textContent.trim();
+const versions = shown && new URL(shown.dataset.versions, location.href); // beside this version's folder
+if (shown && location.href.startsWith(new URL(`${version}/`, versions)) && location.protocol !== "file:") {
+  // ["0.3.0", "0.2.0"]: each is a folder there
+  fetch(versions).then((answer) => (answer.ok ? answer.json() : [])).then((names) => {
+    if (names.length < 2) return;
+    const select = document.createElement("select");
+    select.setAttribute("aria-label", "Version");
+    for (const name of names) select.append(new Option(name, name, false, name === version));
+    shown.parentElement.after(select); // a link holds no control
+    select.className = shown.className;
+    shown.remove();
+    select.addEventListener("change", () => { location.href = new URL(`${select.value}/`, versions); });
+  }).catch(() => {});
 }
