@@ -58,8 +58,8 @@ test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minut
 	$(PYTEST) --dist worksteal $(WITHOUT_FAST) -m "not ($(NOT_FAST))"
 
 # The tests of the page want a browser, and are left out without one:
-# apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/
-test-page: need-broker ## The page in a real Chromium (apt-get install chromium chromium-driver)
+# apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/ and test-out/site/
+test-page: need-broker site ## The page and the site in a real Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest tests/integration/page
 
 spark-matrix: need-broker ## Each of Perkey's ways on Spark 3.5, 4.0, 4.1, 4.2 and 4.3 (15 minutes)
