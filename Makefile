@@ -93,18 +93,11 @@ dist: need-broker ## Build sdist and wheel into dist/, check them, run the READM
 docs: $(STAMP) ## Generate the diagrams in docs/ from the tables in the code
 	$(BIN)/python docs/generate.py
 
-# Sphinx's packages, from docs/site.lock; they agree with requirements.lock, and nothing else needs them.
-$(VENV)/.site: $(STAMP) docs/site.lock
-	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r docs/site.lock
-	@touch $@
-
-site: $(VENV)/.site ## Build the site into site-out/, from the repository alone; a dead link is an error
+site: $(STAMP) ## Build the site into site-out/, from the repository alone; a dead link is an error
 	@rm -rf site-out
-	$(BIN)/python -m sphinx -q -W --keep-going -j auto -d .sphinx -b html docs site-out
+	$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -d .sphinx -b html docs site-out
 	@echo "site-out/index.html: open it in a browser"
 
 lock: ## Bring requirements.lock up to date with pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --upgrade \
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --group site --universal --python-version 3.11 --upgrade \
 	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o requirements.lock
-	$(BIN)/uv pip compile --group site -c requirements.lock --universal --python-version 3.11 --upgrade \
-	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o docs/site.lock

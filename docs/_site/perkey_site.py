@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 #: files beside docs/ that are pages of the site
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "project/contributing.md"}
-PAGES |= {"CHANGELOG.md": "project/changelog.md"}
+PAGES |= {"CHANGELOG.md": "project/changelog.md", "SECURITY.md": "project/security-policy.md"}
 #: a link of Markdown: its text and its target
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -61,6 +61,8 @@ def text_of(app: Sphinx, name: str) -> str:
         whole = (path.parent / file).resolve()
         if "://" in target or not file or not whole.exists():
             return match[0]
+        if path.name == "CHANGELOG.md":
+            anchor = ""  # history: the section may have gone since
         return _link(app, name, shown, whole, f"#{anchor}" if anchor else "") or match[0]
 
     return LINK.sub(link, text)
