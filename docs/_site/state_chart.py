@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import re
 
-ROW, COLUMN, MARGIN, HEAD = 34, 92, 46, 34
+ROW, COLUMN, MARGIN, HEAD = 34, 81, 42, 34
 CHANGE = re.compile(r"^\s*(\w+) --> (\w+): (.+)$", re.MULTILINE)
-WIDTH = 6.3  # of a letter of a label, at 12 pixels
+WIDTH = 6.6  # of a letter of a label, at 12 pixels
 
 
 def draw(source: str) -> str:
@@ -20,13 +20,15 @@ def draw(source: str) -> str:
         names.append(names.pop(names.index("done")))
     at = {name: MARGIN + n * COLUMN for n, name in enumerate(names)}
     right = max(at.values()) + MARGIN
-    rows = [_row(n, at[before], at[after], why) for n, (before, after, why) in enumerate(changes)]
+    rows = [
+        _row(n, at[before], at[after], why, right) for n, (before, after, why) in enumerate(changes)
+    ]
     width = max([right, *(end for _, end in rows)])
     bottom = HEAD + 22 + len(changes) * ROW
     heads = [_head(name, x, bottom) for name, x in at.items()]
-    said = "; ".join(f"{before} to {after}: {why}" for before, after, why in changes)
+    words = "; ".join(f"{before} to {after}: {why}" for before, after, why in changes)
     return (
-        f'<svg class="pk-chart" role="img" aria-label="{html.escape(said, quote=True)}" '
+        f'<svg class="pk-chart" role="img" aria-label="{html.escape(words, quote=True)}" '
         f'viewBox="0 0 {width:.0f} {bottom + 6}" width="{width:.0f}">'
         + "".join(heads)
         + "".join(row for row, _ in rows)
@@ -39,12 +41,12 @@ def _head(name: str, x: int, bottom: int) -> str:
     kind = " end" if name in {"done", "closed"} else ""
     return (
         f'<line class="life" x1="{x}" y1="{HEAD}" x2="{x}" y2="{bottom}"/>'
-        f'<rect class="state{kind}" x="{x - 42}" y="4" width="84" height="{HEAD - 6}" rx="7"/>'
+        f'<rect class="state{kind}" x="{x - 38}" y="4" width="76" height="{HEAD - 6}" rx="7"/>'
         f'<text class="name" x="{x}" y="23" text-anchor="middle">{title}</text>'
     )
 
 
-def _row(number: int, start: int, end: int, why: str) -> tuple[str, float]:
+def _row(number: int, start: int, end: int, why: str, right: int) -> tuple[str, float]:
     """One change, and how far right it reaches."""
     y = HEAD + 34 + number * ROW
     text = html.escape(why)
@@ -56,11 +58,14 @@ def _row(number: int, start: int, end: int, why: str) -> tuple[str, float]:
         way = 1 if end > start else -1
         path = f"M{start} {y}H{end - 7 * way}"
         tip, x = _tip(end - 1 * way, y, way), min(start, end) + 8.0
+    anchor = ""
+    if x + length > right:  # it ends at the border, or, of a loop, to the left of it
+        anchor, x, length = ' text-anchor="end"', start - 8.0 if start == end else right, 0
     begin_y, label_y = (y, y - 6) if start != end else (y - 7, y + 2)
     drawn = (
         f'<path class="change" d="{path}"/>{tip}'
         f'<circle class="from" cx="{start}" cy="{begin_y}" r="3"/>'
-        f'<text class="why" x="{x:.0f}" y="{label_y}">{text}</text>'
+        f'<text class="why"{anchor} x="{x:.0f}" y="{label_y}">{text}</text>'
     )
     return drawn, x + length
 

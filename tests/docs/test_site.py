@@ -175,3 +175,14 @@ def test_make_site_calls_sphinx_like_that() -> None:
     """The recipe of the Makefile is strict; it reads each page again, as only that warns."""
     (recipe,) = re.findall(r"^\t.*-m sphinx .*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert " -E -W --keep-going " in recipe
+
+
+@pytest.mark.parametrize(
+    ("module", "page"),
+    [("perkey", "api"), ("perkey.spark", "api-spark"), ("perkey.testing", "api-testing")],
+)
+def test_the_reference_has_every_public_name(module: str, page: str) -> None:
+    """What a module exports has an entry, and nothing else has one."""
+    text = (DOCS / "reference" / f"{page}.md").read_text()
+    named = set(re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE))
+    assert named == set(importlib.import_module(module).__all__) - {"__version__"}
