@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
 import pytest
+import yaml  # type: ignore[import-untyped]  # it has no types
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted(DOCS.glob("*/**/*.md")), DOCS / "index.md", DOCS / "works-with.md"]
@@ -74,3 +76,15 @@ def test_a_block_that_is_not_run_gives_its_reason() -> None:
     assert code_of(text).splitlines()[6] == "y = 2"
     assert "x = 1" not in code_of(text)
     assert "x = 1" in code_of(text.replace(": aiokafka", ":"))
+
+
+def test_the_manifests_of_the_kubernetes_page_are_valid() -> None:
+    """Each passes Kubernetes' strict schema; KEDA's own kind is not part of it."""
+    blocks = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "guides/kubernetes.md").read_text(), re.DOTALL
+    )
+    manifests = [one for block in blocks for one in yaml.safe_load_all(block)]
+    assert {one["kind"] for one in manifests} == {"Deployment", "Service", "ScaledObject"}
+    for one in manifests:
+        if one["kind"] != "ScaledObject":
+            kubernetes_validate.validate(one, "1.31", strict=True)
