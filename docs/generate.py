@@ -36,18 +36,44 @@ MAPPED = (
     "spark/fleet", "spark/source", "spark/sink", "spark/processing", "spark/table", "broker",
     "testing", "cli", "simulators", "simulators/core", "simulators/runtime", "demo",
 )  # fmt: skip
+#: where the second page of files begins
+SECOND = MAPPED.index("spark")
+#: page of docs/reference/commands -> the first words of its commands
+COMMANDS = {
+    "run": ("run", "stop", "replay", "doctor", "asyncapi", "broker", "topics", "produce"),
+    "observe": ("status", "why", "top", "lag", "offsets", "control"),
+    "steer": ("key", "record", "pause", "resume", "set"),
+    "records": ("parked", "dlq"),
+}
 
 
 def parts() -> dict[str, dict[str, str]]:
     """Of each page its generated parts, by name."""
     drawn = {name: f"```mermaid\n{diagram}\n```" for name, diagram in _diagrams().items()}
     tables = {"fields": fields.table(), "places": fields.places(), "causes": fields.causes()}
-    commands = "\n\n".join(_command(*one) for one in _commands(typer.main.get_command(app)))
     return {
-        "architecture.md": drawn | {"files": _files()},
+        "architecture.md": drawn,
+        "how-it-works/files.md": {"files": _files(MAPPED[:SECOND])},
+        "how-it-works/files-beside.md": {"files": _files(MAPPED[SECOND:])},
         "snapshot.md": tables,
-        "command-line.md": {"commands": commands},
+    } | _command_pages()
+
+
+def _command_pages() -> dict[str, dict[str, str]]:
+    """The list of all commands, and the pages that describe them."""
+    rows = ["| command | what it does |", "|---|---|"]
+    sections: dict[str, list[str]] = {page: [] for page in COMMANDS}
+    for words, command in _commands(typer.main.get_command(app)):
+        page = next(page for page, firsts in COMMANDS.items() if words.split()[1] in firsts)
+        sections[page].append(_command(words, command))
+        about = " ".join(command.help.partition("\n\n")[0].split())
+        to = f"reference/commands/{page}.md#{words.replace(' ', '-')}"
+        rows.append(f"| [`{words}`]({to}) | {about} |")
+    made = {
+        f"reference/commands/{page}.md": {"commands": "\n\n".join(texts)}
+        for page, texts in sections.items()
     }
+    return made | {"command-line.md": {"commands": "\n".join(rows)}}
 
 
 def _diagrams() -> dict[str, str]:
@@ -71,9 +97,9 @@ def _diagram(
     return "\n".join(lines)
 
 
-def _files() -> str:
+def _files(folders: tuple[str, ...]) -> str:
     """Every file, by folder, with the first line it says of itself."""
-    return "\n\n".join(_folder(name) for name in MAPPED)
+    return "\n\n".join(_folder(name) for name in folders)
 
 
 def _folder(name: str) -> str:
@@ -86,7 +112,7 @@ def _folder(name: str) -> str:
     ]
     return "\n".join(
         [
-            f"### `{name or 'perkey'}/`",
+            f"## `{name or 'perkey'}/`",
             "",
             about,
             "",
