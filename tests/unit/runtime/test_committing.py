@@ -201,15 +201,17 @@ def test_a_wait_for_a_broker_is_named_where_it_blocks_the_polling_thread(
     member.proof.renew()
     with member.proof.waits("the last commit"):
         now[0] += SUSPENDED_S + 1
+    assert not member.committer.waiting  # a proof now would follow the last commit
+    member.proof.renew()
     assert "blocked seconds=2.0 waited_for='the last commit'" in caplog.text
     assert member.proof.waited_for == "the last commit"
-    member.proof.renew()
     member.committer.send_planned()
     ((sequence, _),) = member.committer._sent.values()
     member.proof.answered(sequence, stored=True)
     assert member.proof.waited_for == ""
     with member.proof.waits("the last commit"):
         assert member.proof.waited_for
+    member.proof.renew()
     assert member.proof.waited_for == ""
 
 

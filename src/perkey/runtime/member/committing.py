@@ -220,18 +220,20 @@ class MembershipProof:
         #: what the polling thread waits for, or has waited for while membership is in doubt; read
         #: by any thread
         self.waited_for = ""
+        self._waits = False
 
     @contextmanager
     def waits(self, what: str) -> Iterator[None]:
-        """The polling thread waits for a broker: if for long, this is why it was blocked."""
-        self.renew()
-        self.waited_for = what
+        """The polling thread waits for a broker: if for long, this is why it was blocked.
+
+        The next round takes note of it: a proof that is planned inside a rebalance callback would
+        be sent behind the last commit of what is revoked.
+        """
+        self.waited_for, self._waits = what, True
         try:
             yield
         finally:
-            self.renew()
-            if not self._membership.door.in_doubt:
-                self.waited_for = ""
+            self._waits = False
 
     def renew(self) -> None:
         """The polling thread runs a round."""
@@ -246,6 +248,8 @@ class MembershipProof:
                 **({"waited_for": self.waited_for} if self.waited_for else {}),
             )
         door.round_at = now
+        if not (door.in_doubt or self._waits):
+            self.waited_for = ""
         if door.in_doubt:
             # Prove the membership by a commit, where one is possible.
             membership = self._membership
