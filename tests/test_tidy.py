@@ -31,7 +31,7 @@ INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account", "where"}
 #: No idea of Perkey's: threads that report their death, files of this user only.
 MEANS = {"guard"}
-OPTIONS = {"options", "app_options", "routing", "decoding"}
+OPTIONS = {"options", "app_options", "routing", "decoding", "signatures"}
 LOCAL = SEEN | OPTIONS | MEANS | {
     "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "perkey",
 }  # fmt: skip
@@ -66,7 +66,7 @@ RINGS: dict[str, set[str]] = {
     "broker": {"errors"} | MEANS,
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
-    "cli": LOCAL | {"broker", "spark", "dlq", "signatures"},
+    "cli": LOCAL | {"broker", "spark", "dlq"},
     "__main__": {"cli"},
 }
 #: Programs of the repository: they import Perkey, and are in no wheel.
