@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import claims
 import import_graph
 import kafka_errors
 import typer
@@ -56,6 +57,7 @@ def parts() -> dict[str, dict[str, str]]:
         "how-it-works/files.md": {"files": _files(MAPPED[:SECOND])},
         "how-it-works/files-beside.md": {"files": _files(MAPPED[SECOND:])},
         "snapshot.md": tables,
+        "how-it-works/proofs.md": {"claims": claims.table(), "figures": claims.figures()},
     } | _command_pages()
 
 
