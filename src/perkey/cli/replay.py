@@ -58,9 +58,9 @@ def replay(
         bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
 ) -> int:
-    """Process the records of a time range again, in this process or on Spark.
+    """Process the records of a time range again.
 
-    Their outputs are written to the topics. No group is joined and committed offsets do not change.
+    In this process, or on Spark. Outputs go to their topics. No group is joined and committed offsets do not change.
     Side effects of the handler happen again. Here retries and dead letters are those of the app; on
     Spark a record is handled by its retry policy and then counted as failed.
 
