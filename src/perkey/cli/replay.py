@@ -60,9 +60,10 @@ def replay(
 ) -> int:
     """Process the records of a time range again.
 
-    In this process, or on Spark. Outputs go to their topics. No group is joined and committed offsets do not change.
-    Side effects of the handler happen again. Here retries and dead letters are those of the app; on
-    Spark a record is handled by its retry policy and then counted as failed.
+    In this process, or on Spark. Outputs go to their topics. No group is joined and committed
+    offsets do not change. Side effects of the handler happen again. Here retries and dead letters
+    are those of the app; on Spark a record is handled by its retry policy and then counted as
+    failed.
 
     Exit codes: 0 all records are finished; 1 it failed; 2 bad input; 3 parked records remain, on
     Spark: some records failed; 130 or 143 after a second signal.
