@@ -8,13 +8,16 @@ the README has its row, and that each guarantee which a simulator checks has a m
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulators.core.mutants import MUTANTS
-from simulators.runtime.mutants import MUTANTS as RUNTIME_MUTANTS
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # `python docs/generate.py` looks in docs/ alone
+
+from simulators.core.mutants import MUTANTS  # noqa: E402  # after the path
+from simulators.runtime.mutants import MUTANTS as RUNTIME_MUTANTS  # noqa: E402  # after the path
+
 PROCESSES, DELIVERY = "tests/integration/processes", "tests/integration/delivery"
 APP = "tests/integration/app"
 KILLED = "test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval"
@@ -117,7 +120,7 @@ CLAIMS: dict[str, Claim] = {
 class Figure:
     """A measured statement of the README."""
 
-    #: as it stands there
+    #: as the README has it
     text: str
     command: str
     #: ISO date of the last measurement
@@ -178,7 +181,11 @@ def table() -> str:
     ]
     for name, (title, _, bound) in guarantees().items():
         killers = known.get(name, [])
-        shown = f"{len(killers)} mutants, such as `{killers[0]}`" if killers else "–"
+        shown = (
+            f"{len(killers)} mutant{'s' * (len(killers) > 1)}, such as `{min(killers, key=len)}`"
+            if killers
+            else "–"
+        )
         tests = "<br>".join(f"`{test}`" for test in CLAIMS[name].tests) or "the simulators alone"
         cells = (f"**{name}** {title}", bound, shown, tests, CLAIMS[name].not_shown)
         lines.append(f"| {' | '.join(cells)} |")
