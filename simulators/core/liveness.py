@@ -22,7 +22,6 @@ def check_liveness(world: World, member: Member) -> None:
         life = world.oracle.lives[partition]
         if life.state == "open":
             _commits_in_time(world, member, life)
-            relieving.look(life, world.now)
             stands = member.user_paused or member.held or member.stop_at is not None or member.fatal
             if not stands and may_start(member, partition.topic, partition.handler.index):
                 relieving.in_time(life, world.now)

@@ -121,26 +121,15 @@ def _due(life: Life, offset: int, now: float, *, full: bool) -> bool:
     """Nothing is in the way of giving it up."""
     if offset not in life.polled or offset not in life.source.keys:
         return False
-    work, over = _parked(life, offset), life.give_up_at.get(offset, now) < now - SLACK
+    # The time of one that came with its attempts used up begins when its bytes are here.
+    over = offset not in life.came_spent and life.give_up_at.get(offset, now) < now - SLACK
+    work = _parked(life, offset)
     if work is None or work in life.partition.lanes.behind or not (full or over):
         return False
     if life.spec.batch is not None or life.spec.delivery == EXACTLY_ONCE:
         return False  # its lane may wait for others of a batch, or have gone on past it
     again = life.refused_at.get(offset, -REFUSED_S) + REFUSED_S
     return again <= now - SLACK and not _held(life, offset, now)
-
-
-def look(life: Life, now: float) -> None:
-    """What came with its attempts used up is parked when its hold is over and its bytes are here.
-
-    Its time begins then.
-    """
-    policy = life.spec.on_exhausted
-    if isinstance(policy, Park) and policy.after_s is not None:
-        for offset in life.came_spent & life.give_up_at.keys():
-            work = life.partition.offsets.incomplete.get(offset)
-            if work is not None and work.state != states.PARKED:
-                life.give_up_at[offset] = now + policy.after_s
 
 
 def in_time(life: Life, now: float) -> None:
