@@ -43,7 +43,7 @@ def _past_the_last_stable_offset_counts_as_lost(original: Any) -> Any:
 
 
 @mutant(member.Member, "begin_again", "L1", "L2", "S1", "S5", first_seed=profiles.LOGS + 94)
-def _topic_made_again_goes_on(original: Any) -> Any:
+def _recreated_topic_continues(original: Any) -> Any:
     return lambda _self: False
 
 
