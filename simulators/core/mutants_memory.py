@@ -39,7 +39,7 @@ def _what_came_is_not_looked_at(original: Any) -> Any:
 
 
 @mutant(Endings, "_set_release", "S12", first_seed=profiles.COMMANDED)
-def _released_at_once(original: Any) -> Any:
+def _released_immediately(original: Any) -> Any:
     def set_release(self: Endings, work: Work, failure: Any, due: Any = None) -> None:
         original(self, work, failure, due)
         self._state.retries.add(self._state.now, work)
