@@ -31,7 +31,7 @@ help: ## List the targets
 
 setup: $(COLLECTED) ## Make .venv with every extra, from the lock file
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements-dev.txt
 	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Perkey needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python cannot make virtual environments: apt install python3-venv" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
@@ -98,6 +98,6 @@ site: $(STAMP) ## Build the site into site-out/, from the repository alone; a de
 	$(BIN)/python -m sphinx -q -E -W --keep-going -j auto -d .sphinx -b html docs site-out
 	@echo "site-out/index.html: open it in a browser"
 
-lock: ## Bring requirements.lock up to date with pyproject.toml
+lock: ## Bring requirements-dev.txt up to date with pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --group site --universal --python-version 3.11 --upgrade \
-	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o requirements.lock
+	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o requirements-dev.txt

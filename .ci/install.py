@@ -1,4 +1,4 @@
-"""Install requirements.lock into the environment that runs this: by uv, else by pip.
+"""Install requirements-dev.txt into the environment that runs this: by uv, else by pip.
 
 uv takes a quarter of pip's time. It is itself installed by pip, from the lock and by its hashes,
 and gets pip's settings: a certificate file, an index, folders with wheels.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCK = ROOT / "requirements.lock"
+LOCK = ROOT / "requirements-dev.txt"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 UV = [sys.executable, "-m", "uv", "pip"]
 THIS = ["--quiet", "--python", sys.executable]

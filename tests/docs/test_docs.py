@@ -199,7 +199,7 @@ def test_the_readmes_twenty_lines_work_when_pasted() -> None:
 def test_versions_in_the_readme_are_those_that_are_tested() -> None:
     """What was measured and tested, on which versions: those that the build files name."""
     readme = (ROOT / "README.md").read_text().replace("\n", " ")
-    pom, lock = (ROOT / "java/pom.xml").read_text(), (ROOT / "requirements.lock").read_text()
+    pom, lock = (ROOT / "java/pom.xml").read_text(), (ROOT / "requirements-dev.txt").read_text()
     (java,) = re.findall(r"parallel-consumer-core</artifactId>\s*<version>([\d.]+)<", pom)
     (spark,) = re.findall(r"^pyspark==(\d+\.\d+)", lock, re.MULTILINE)
     (kafka,) = (path.name for path in (SRC / "broker").glob("kafka-*.sha256"))

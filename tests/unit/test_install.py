@@ -36,7 +36,7 @@ def test_pips_settings_reach_uv():
 
 def test_uv_comes_from_the_lock_with_its_hashes():
     """The lines of one package alone, to its last hash."""
-    lines = install.pinned((ROOT / "requirements.lock").read_text(), "uv").splitlines()
+    lines = install.pinned((ROOT / "requirements-dev.txt").read_text(), "uv").splitlines()
     assert lines[0].startswith("uv==")
     assert len(lines) > 2
     assert all(line.strip().startswith("--hash=sha256:") for line in lines[1:])
