@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import importlib
+import inspect
 import re
 import shutil
 from dataclasses import fields, is_dataclass
@@ -149,7 +151,7 @@ OPTIONS = {
 }
 
 
-def _signature(app: Sphinx, what: str, name: str, *rest: Any) -> tuple[str, str] | None:
+def _signature(app: Sphinx | None, what: str, name: str, *rest: Any) -> tuple[str, str] | None:
     """The signature of what takes `**options`, with every option and its default."""
     if name not in OPTIONS:
         return None
@@ -228,11 +230,13 @@ def _markdown(app: Sphinx, out: Path) -> None:
     """Each page's Markdown beside its HTML; `llms.txt` lists them, `llms-full.txt` has all."""
     full = []
     for name in sorted(app.env.found_docs):
-        text = plain(text_of(app, name))
+        text = described(plain(text_of(app, name)))
         (out / f"{name}.md").parent.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.md").write_text(text)
         full.append(f"<!-- {name}.md -->\n\n{text.strip()}\n")
     (out / "llms-full.txt").write_text("\n".join(full))
+    for pictures in ("diagrams", "images"):  # where the Markdown has them
+        shutil.copytree(DOCS / pictures, out / pictures, dirs_exist_ok=True)
     lines = ["# Perkey", "", f"> {_summary()}", ""]
     master = app.env.get_doctree(app.config.root_doc)
     for toctree in master.findall(lambda node: node.tagname == "toctree"):
@@ -243,6 +247,44 @@ def _markdown(app: Sphinx, out: Path) -> None:
             lines += [f"- [{app.env.titles[one].astext()}]({one}.md)" for one in below]
         lines.append("")
     (out / "llms.txt").write_text("\n".join(lines))
+
+
+def described(text: str) -> str:
+    """Markdown of an API page: each name with its signature and docstring."""
+    module = "perkey"
+
+    def entry(path: str, level: str) -> str:
+        owner: Any = importlib.import_module(module)
+        for word in path.split("."):
+            owner = getattr(owner, word)
+        made = _signature(None, "", f"{module}.{path}", "")
+        try:
+            signature = (
+                made[0] if made else str(inspect.signature(owner)) if callable(owner) else ""
+            )
+        except (TypeError, ValueError):
+            signature = ""
+        about = inspect.cleandoc(owner.__doc__ or "")
+        return f"{level} `{path}{signature}`\n\n{about}\n"
+
+    def block(match: re.Match[str]) -> str:
+        nonlocal module
+        parts = []
+        for line in match[1].splitlines():
+            kind, _, given = line.strip().partition(":: ")
+            if kind == ".. currentmodule":
+                module = given
+            elif kind.startswith(".. auto"):
+                parts.append(entry(given, "###"))
+                last = given
+            elif line.strip().startswith(":members:"):
+                named = line.partition(":members:")[2].replace(",", " ").split()
+                owner = vars(getattr(importlib.import_module(module), last))
+                names = named or [one for one in owner if callable(owner[one]) and one[0] != "_"]
+                parts += [entry(f"{last}.{name}", "####") for name in names]
+        return "\n".join(parts)
+
+    return re.sub(r"```\{eval-rst\}\n(.*?)```\n", block, text, flags=re.DOTALL)
 
 
 def _summary() -> str:

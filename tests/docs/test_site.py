@@ -186,3 +186,13 @@ def test_the_reference_has_every_public_name(module: str, page: str) -> None:
     text = (DOCS / "reference" / f"{page}.md").read_text()
     named = set(re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE))
     assert named == set(importlib.import_module(module).__all__) - {"__version__"}
+
+
+def test_the_markdown_of_the_reference_needs_no_sphinx(extension: ModuleType) -> None:
+    """An agent reads signatures and docstrings, not directives."""
+    text = extension.described((DOCS / "reference" / "api.md").read_text())
+    assert "eval-rst" not in text
+    assert "autoclass" not in text
+    assert "### `Retry(attempts" in text
+    assert "`attempts`: calls in total" in text
+    assert "timeout_s=None" in text.partition("#### `App.consume(topics, *, ")[2].partition("\n")[0]
