@@ -89,7 +89,7 @@ def _link(app: Sphinx, name: str, shown: str, whole: Path, anchor: str) -> str |
 
 
 class Diagrams(SphinxTransform):
-    """SVG files of docs/diagrams and state diagrams of Mermaid become SVG in the page."""
+    """Drawings (SVG in docs/diagrams and docs/images) and state diagrams become SVG in the page."""
 
     default_priority = 200
 
@@ -97,7 +97,7 @@ class Diagrams(SphinxTransform):
         """Replace both kinds of node."""
         for image in list(self.document.findall(nodes.image)):
             uri = image["uri"]
-            if uri.endswith(".svg") and "diagrams/" in uri:
+            if uri.endswith(".svg") and ("diagrams/" in uri or "images/" in uri):
                 path = Path(self.env.doc2path(self.env.docname)).parent / uri
                 self._replace(image, inline(path.resolve(), image.get("alt", "")))
         for block in list(self.document.findall(nodes.literal_block)):
