@@ -89,8 +89,10 @@ def test_a_process_that_hangs_is_one_line(browser, commanded):
 
 
 def fits(browser, width):
-    """Nothing is wider than the window: no scroll bar."""
-    return browser.run("return document.documentElement.scrollWidth") <= width
+    """Nothing is wider than the window: no scroll bar, and no button beyond its edge."""
+    right = "Math.max(0, ...[...document.querySelectorAll('.copy')].map(e => e.getBoundingClientRect().right))"
+    edges = browser.run(f"return [document.documentElement.scrollWidth, {right}]")
+    return max(edges) <= width
 
 
 def shown(browser, where="body"):
