@@ -24,6 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ if not __package__:  # Run as a file: its own folder is on the path, not the one
 import perkey
 from benchmarks import machine
 from benchmarks.sleeps import table_s
+from benchmarks.spark_kit import CallLog
 from benchmarks.topics import TopicSpec, create, fill
 from perkey.broker import LocalBroker
 
@@ -186,28 +188,22 @@ def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[f
     """From a fast record's timestamp to the end of its call."""
     topic = create(bootstrap, TopicSpec(0, KEYS, 4, 0))
     app = perkey.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
+    with closing(CallLog()) as log:
+        note = log.noting()
 
-    async def handle(record: perkey.Record) -> None:
-        await asyncio.sleep(SLOW_S if record.value == b"slow" else WORK_S)
+        async def handle(record: perkey.Record) -> None:
+            await asyncio.sleep(SLOW_S if record.value == b"slow" else WORK_S)
+            if record.value == b"fast":
+                note(record.partition, time.time() * 1e3 - record.timestamp_ms)
 
-    app.consume(topic, concurrency=64)(handle)
-    results = app.results()
-    taken: list[float] = []
-
-    def read() -> None:
-        fast = (one for one in results if one.record.value == b"fast")
-        taken.extend(one.finished_at * 1e3 - one.record.timestamp_ms for one in fast)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    run = app.start(engine="spark", spark=spark, members=2)
-    wait_until(lambda: len({row["member"] for row in app.snapshot()["partitions"]}) == 2)
-    produce(bootstrap, topic, slow, seconds)
-    wait_until(lambda: count(app.snapshot()) >= (WARM_S + seconds) * RATE_PER_S)
-    run.stop()
-    run.wait(60)
-    reader.join(10)
-    return taken
+        app.consume(topic, concurrency=64)(handle)
+        run = app.start(engine="spark", spark=spark, members=2)
+        wait_until(lambda: len({row["member"] for row in app.snapshot()["partitions"]}) == 2)
+        produce(bootstrap, topic, slow, seconds)
+        wait_until(lambda: count(app.snapshot()) >= (WARM_S + seconds) * RATE_PER_S)
+        run.stop()
+        run.wait(60)
+        return [took_ms for numbers in log.numbers().values() for took_ms in numbers]
 
 
 WARM_S = 2
@@ -235,29 +231,22 @@ def kills(bootstrap: str, spark: Any) -> dict[str, Any]:
     """How long the partitions of a killed member stand still."""
     topic = create(bootstrap, TopicSpec(0, KEYS, 4, 0))
     app = perkey.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
+    with closing(CallLog()) as log:
+        note = log.noting()
 
-    async def handle(record: perkey.Record) -> None:
-        await asyncio.sleep(WORK_S)
+        async def handle(record: perkey.Record) -> None:
+            note(record.partition, time.time())
+            await asyncio.sleep(WORK_S)
 
-    app.consume(topic, concurrency=64)(handle)
-    ends: dict[int, list[float]] = {number: [] for number in range(4)}
-    results = app.results()
-
-    def read() -> None:
-        for one in results:
-            ends[one.record.partition].append(one.started_at)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    run = app.start(engine="spark", spark=spark, members=2)
-    wait_until(lambda: len({row["member"] for row in app.snapshot()["partitions"]}) == 2)
-    feeding = threading.Thread(target=produce, args=(bootstrap, topic, False, 8 * KILLS))
-    feeding.start()
-    gaps = [killed_gap_s(app, ends) for _ in range(KILLS)]
-    feeding.join()
-    run.stop()
-    run.wait(60)
-    reader.join(10)
+        app.consume(topic, concurrency=64)(handle)
+        run = app.start(engine="spark", spark=spark, members=2)
+        wait_until(lambda: len({row["member"] for row in app.snapshot()["partitions"]}) == 2)
+        feeding = threading.Thread(target=produce, args=(bootstrap, topic, False, 8 * KILLS))
+        feeding.start()
+        gaps = [killed_gap_s(app, log) for _ in range(KILLS)]
+        feeding.join()
+        run.stop()
+        run.wait(60)
     median = statistics.median(gaps)
     return {
         "type": "kill",
@@ -267,7 +256,7 @@ def kills(bootstrap: str, spark: Any) -> dict[str, Any]:
     }
 
 
-def killed_gap_s(app: perkey.App, ends: dict[int, list[float]]) -> float:
+def killed_gap_s(app: perkey.App, log: CallLog) -> float:
     """Kill member 0; from the kill to the first call for one of its partitions after it."""
     shot = app.snapshot()
     held = [row["partition"] for row in shot["partitions"] if row["member"] == 0]
@@ -275,8 +264,9 @@ def killed_gap_s(app: perkey.App, ends: dict[int, list[float]]) -> float:
     at = time.time()
     os.kill(pid, signal.SIGKILL)
     # A call that began in the moment of the kill was the dead one's.
-    wait_until(lambda: all(ends[number][-1:] > [at + 0.05] for number in held))
-    first = min(one for number in held for one in ends[number] if one > at + 0.05)
+    wait_until(lambda: all(log.numbers()[number][-1:] > [at + 0.05] for number in held))
+    calls = log.numbers()
+    first = min(one for number in held for one in calls[number] if one > at + 0.05)
     wait_until(lambda: time.time() - first > 5)
     return first - at
 

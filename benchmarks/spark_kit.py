@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +36,44 @@ def told(lines: Sequence[dict[str, Any]], json_file: str | None) -> int:
     if json_file:
         Path(json_file).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0 if all(line.get("ok", True) for line in lines) else 1
+
+
+class CallLog:
+    """What the handlers of a fleet on this machine note of their calls, each in a line of a file.
+
+    A line is the partition and a number.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="perkey-calls-")
+        self._path = Path(self._folder.name) / "calls"
+        self._path.touch()
+        self._at, self._numbers = 0, defaultdict[int, list[float]](list)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._folder.cleanup()
+
+    def noting(self) -> Callable[[int, float], None]:
+        """The function with which a handler notes a call; it goes with the app to the members."""
+        path = str(self._path)
+
+        def note(partition: int, number: float) -> None:
+            with open(path, "ab", buffering=0) as file:  # noqa: PTH123  # one write a line
+                file.write(b"%d %f\n" % (partition, number))
+
+        return note
+
+    def numbers(self) -> dict[int, list[float]]:
+        """Partition -> the numbers so far."""
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._at += len(whole + end)
+        for line in whole.splitlines():
+            partition, number = line.split()
+            self._numbers[int(partition)].append(float(number))
+        return self._numbers
 
 
 def timed(step: Callable[[], Any]) -> tuple[float, float]:

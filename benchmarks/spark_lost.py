@@ -32,7 +32,7 @@ if not __package__:  # Run as a file: its own folder is on the path, not the one
 
 import perkey
 from benchmarks import machine
-from benchmarks.spark_kit import told
+from benchmarks.spark_kit import CallLog, told
 from perkey.broker import LocalBroker
 from perkey.types import DeliveryName
 
@@ -124,32 +124,29 @@ class Watched:
         **how: Any,
     ) -> None:
         """`how`: more of what `app.start` takes."""
-        self._group, self._members = f"g-{topic}", members
+        self._group, self._members, self._log = f"g-{topic}", members, CallLog()
+        note = self._log.noting()
         self.app = perkey.App(
             group=self._group, kafka={"bootstrap.servers": bootstrap, **(kafka or {})}
         )
 
         async def handle(record: perkey.Record) -> perkey.Produce:
+            note(record.partition, time.time())
             await asyncio.sleep(0.002)
             return perkey.Produce(record.value, topic=f"{topic}-out")
 
         self.app.consume(topic, concurrency=50, delivery=delivery)(handle)
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
         self._admin.create_topics([NewTopic(f"{topic}-out", 4)])[f"{topic}-out"].result(60)
-        self._calls: dict[int, list[float]] = {number: [] for number in range(PARTITIONS)}
-        threading.Thread(target=self._read, args=(self.app.results(),), daemon=True).start()
         self._feed = Feed(bootstrap, topic)
         self.run = self.app.start(engine="spark", members=members, **how)
-
-    def _read(self, results: Any) -> None:
-        for one in results:
-            self._calls[one.record.partition].append(one.started_at)
 
     def close(self) -> None:
         """End it."""
         self.run.stop()
         report = self.run.wait(WAIT_S)
         self._feed.close()
+        self._log.close()
         assert report.exit_code == 0, report.reason
 
     def state(self) -> str:
@@ -161,8 +158,7 @@ class Watched:
         """Partition -> member, once all are at work and the group is at rest."""
         held = {row["partition"]: row["member"] for row in self.app.snapshot()["partitions"]}
         there = len(held) == PARTITIONS and len(set(held.values())) == self._members
-        flowing = all(times and time.time() - times[-1] < 1 for times in self._calls.values())
-        return held if there and flowing and self.state() == "STABLE" else None
+        return held if there and self.flows(time.time() - 1) and self.state() == "STABLE" else None
 
     def pids(self) -> dict[int, int]:
         """Member -> process id."""
@@ -171,7 +167,7 @@ class Watched:
     def waits(self, since: float) -> dict[int, float]:
         """The longest time between two calls of each partition, from then to now."""
         longest = {}
-        for number, times in self._calls.items():
+        for number, times in self._log.numbers().items():
             before = max((one for one in times if one < since), default=since)
             later = [before, *sorted(one for one in times if one >= since)]
             longest[number] = max((b - a for a, b in pairwise(later)), default=0.0)
@@ -179,7 +175,7 @@ class Watched:
 
     def flows(self, since: float) -> bool:
         """Every partition has had calls since then, and still has."""
-        last = [times[-1] for times in self._calls.values() if times]
+        last = [times[-1] for times in self._log.numbers().values()]
         return len(last) == PARTITIONS and min(last) > since
 
 

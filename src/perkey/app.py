@@ -187,9 +187,11 @@ class App:
                 from perkey.spark.fleet.settings import fleet_settings
 
                 settings = fleet_settings(**fleets)
+                from perkey.spark.fleet.callbacks import refuse_results
                 from perkey.spark.fleet.run import FleetRun
 
-                run = FleetRun(self, settings, until=until, stream=self._stream)
+                refuse_results(self._options, self._stream)
+                run = FleetRun(self, settings, until=until)
             else:
                 for name, value in fleets.items():
                     if value is not None:
@@ -269,7 +271,10 @@ class App:
             self._run.resume(topic)
 
     def results(self) -> ResultStream:
-        """The result of every record from now on, for one reader; ends when the app ends."""
+        """The result of every record from now on, for one reader; ends when the app ends.
+
+        Raises ConfigError on a fleet: its results go to `output=` or `sink=`.
+        """
         from perkey.runtime.run.result_stream import ResultStream, as_handled
 
         with self._handing_over:

@@ -1,4 +1,4 @@
-"""A fleet in a Spark session that is given: results, callbacks, snapshots and stops on the driver."""
+"""A fleet in a Spark session that is given: callbacks, snapshots and stops on the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.integration.spark.fleet_kit import (
     running,
     write_app,
 )
+from tests.integration.spark.sink_kit import values
 from tests.support.waiting import wait_for
 
 import perkey
@@ -94,8 +94,8 @@ def over(app: perkey.App) -> bool:
         return True
 
 
-def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
-    """Results, values of the app's classes, callbacks, a snapshot over all members, a lifespan each."""
+def test_everything_is_reported_on_the_driver(spark, app_on, topic, kafka_broker) -> None:
+    """Outputs, values of the app's classes, callbacks, a snapshot over all members, a lifespan each."""
     committed: list[perkey.Committed] = []
     assigned: list[Any] = []
     out = topic(1, "out")
@@ -113,10 +113,6 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
         await asyncio.sleep(0.002)
         return {**app.state, "number": record.value.number}
 
-    results = app.results()
-    read: list[perkey.Result] = []
-    reader = threading.Thread(target=lambda: read.extend(results), daemon=True)
-    reader.start()
     app.pause()  # or the first member could be done before the second one is there
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
     shot = wait_for(lambda: _busy(app.snapshot()), START_S, "both members at work")
@@ -129,13 +125,12 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     assert row["member"].endswith(tuple("01"))
     app.resume()
     report = run.wait(START_S)
-    reader.join(START_S)
     assert (report.exit_code, report.reason, report.done) == (0, "drained", 6_000), report
-    assert len(read) == 6_000
-    assert all(one.returned["number"] == one.record.value.number for one in read)
-    openings = {(one.returned["pid"], one.returned["opening"]) for one in read}
+    returned = [json.loads(one) for one in values(kafka_broker, out)]
+    assert len(returned) == 6_000
+    assert {one["number"] for one in returned} == set(range(6_000 // KEYS))
+    openings = {(one["pid"], one["opening"]) for one in returned}
     assert len(openings) == 2
-    assert all(one.outputs[0].topic == out for one in read)
     assert [(one["member"], one["state"]) for one in shot["members"]] == [(0, "up"), (1, "up")]
     assert {one["pid"] for one in shot["members"]} == {pid for pid, _ in openings}
     assert shot["handlers"]["handle"]["concurrency"] == 10
@@ -168,10 +163,9 @@ def _busy(shot: dict[str, Any]) -> dict[str, Any] | None:
     return shot if owners == {0, 1} and rows == PARTITIONS else None
 
 
-def test_on_result_and_parked_records(spark, app_on) -> None:
-    """on_result runs on the driver; a drained group with parked records ends with exit code 3."""
-    told: list[perkey.Result] = []
-    app, name = app_on(200, on_result=told.append)
+def test_parked_records(spark, app_on) -> None:
+    """A drained group with parked records ends with exit code 3."""
+    app, name = app_on(200)
 
     @app.consume(name, retry=perkey.Retry(attempts=1))
     def handle(record: perkey.Record) -> None:
@@ -180,14 +174,13 @@ def test_on_result_and_parked_records(spark, app_on) -> None:
 
     report = app.run(engine="spark", spark=spark, members=2, until="drained")
     assert (report.exit_code, report.parked) == (3, 1), report
-    wait_for(lambda: len(told) == 197, 60, "all results")  # 3 stay behind the parked one
-    assert Counter(one.outcome for one in told) == {"done": 196, "parked": 1}
+    assert report.done == 196  # 3 stay behind the parked one
     # Executors that start later load what was shipped, too: without it every job of theirs fails.
     files = [Path(one.removeprefix("file:")) for one in spark.sparkContext.listFiles]
     assert files and all(one.exists() for one in files), files
 
 
-def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
+def test_worker_processes_in_members(spark, app_on, topic, kafka_broker) -> None:
     """executor="processes" works in a member, whose workers cannot import the app's module."""
     out = topic(1, "out")
     app, name = app_on(60, lifespan=plain_lifespan)
@@ -196,11 +189,10 @@ def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
     def handle(record: perkey.Record) -> Any:
         return {"pid": os.getpid(), "opened": app.state, "number": record.value.number}
 
-    results = app.results()
     run = app.start(engine="spark", spark=spark, members=1, until="drained")
     member = app.snapshot()["members"][0]["pid"]
-    returned = [one.returned for one in results]
     assert run.wait(START_S).done == 60
+    returned = [json.loads(one) for one in values(kafka_broker, out)]
     workers = {one["pid"] for one in returned}
     assert len(workers) == 1
     assert member not in workers
@@ -260,29 +252,6 @@ def test_pause_holds_for_all_members_and_those_to_come(spark, app_on) -> None:
     assert app.snapshot()["handlers"]["handle"]["done"] == 0
     app.resume()
     assert run.wait(START_S).done == 100
-
-
-def test_a_slow_reader_slows_all_members(spark, app_on) -> None:
-    """With a reader that does not read, intake stops; when it reads on, nothing is missing."""
-    app, name = app_on(12_000)
-
-    @app.consume(name, concurrency=10, ordering="unordered")
-    async def handle(record: perkey.Record) -> None: ...
-
-    results = app.results()
-    run = app.start(engine="spark", spark=spark, members=2, until="drained")
-    done = [-1]
-
-    def still() -> bool:
-        now = sum(one["done"] for one in app.snapshot()["members"])
-        done.append(now)
-        return len(done) > 6 and now == done[-6] >= 2_000  # less: they have only just begun
-
-    wait_for(still, START_S, "a standstill")
-    assert done[-1] < 11_000
-    read = {(one.record.partition, one.record.offset) for one in results}
-    assert run.wait(START_S).done == 12_000
-    assert len(read) == 12_000
 
 
 def test_a_killed_member_is_back_though_spark_gives_up(spark, app_on, tmp_path) -> None:

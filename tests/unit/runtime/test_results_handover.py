@@ -136,7 +136,7 @@ def done(offset):
 
 
 def as_offset(result):
-    """In place of each result its offset: what a fleet's member does with models."""
+    """In place of each result its offset, as a decoder would do."""
     return result.record.offset
 
 

@@ -11,7 +11,7 @@ lookout.py    members that are away, executors that go, and dead members, remove
 membership.py names, ids and sessions of members; dead_members.py: dead members of earlier runs
 task.py       what Spark runs on an executor; link.py is its end of the channel
 hosting.py    the member inside the task: the same runtime as in one process
-results.py    results and callbacks, from the members to the user on the driver
+callbacks.py  the user's callbacks, called on the driver; readers of results are refused
 outside.py    the driver's socket and HTTP, for all members; aggregate.py: their snapshots merged
 limits.py     every limit, in one place
 """

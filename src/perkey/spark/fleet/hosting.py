@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from perkey.app_options import AppOptions, Hosted
 from perkey.core.commits import Found
@@ -28,8 +28,8 @@ from perkey.runtime.member.member_config import MemberConfig
 from perkey.runtime.run.drain import passed
 from perkey.runtime.run.outside import RunSource
 from perkey.runtime.run.preflight import check_cluster
-from perkey.runtime.run.result_stream import ResultStream
 from perkey.runtime.run.run import Run
+from perkey.spark.fleet.callbacks import REPORTED, no_results
 from perkey.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -48,7 +48,6 @@ from perkey.spark.fleet.membership import (
     static_id,
 )
 from perkey.spark.fleet.outside import answered
-from perkey.spark.fleet.results import REPORTED, ResultsUp
 from perkey.spark.fleet.shipping import dumps
 from perkey.spark.fleet.slots import place_of, places_at_start
 from perkey.spark.fleet.wire import Message
@@ -181,9 +180,9 @@ class MemberHandle:
         """The current state of this member."""
         return self._run.snapshot()
 
-    def open_results(self) -> ResultStream:
-        """Results are read on the driver."""
-        raise ConfigError("app.results() is read on the driver of a fleet, not in a member")
+    def open_results(self) -> NoReturn:
+        """A member has no reader."""
+        raise no_results("app.results()")
 
     def install_signals(self) -> None:
         """The task handles signals."""
@@ -219,9 +218,6 @@ class Host:
         #: the run that obeys them: the next one, from before its start, when `_run` is the last one
         self._ordered: MemberRun | None = None
         self._paused: set[str | None] = set(welcome["paused"])
-        self._results_wanted = bool(welcome["results"])
-        self._results = ResultsUp(link)
-        self._stream: ResultStream | None = None
         self._run: MemberRun | None = None
         self._stop_mode: StopMode | None = None
         self._why = "stopped"
@@ -308,7 +304,6 @@ class Host:
             self._woken.wait(_IDLE_LOOK_S if idle else _LOOK_S)
             self._woken.clear()
             self._look(run)
-        self._results.flush()
         return run.wait()
 
     def _give_orders(self, run: MemberRun) -> None:
@@ -317,13 +312,6 @@ class Host:
             self._ordered = run
             for topic in self._paused:
                 run.pause(topic)
-            self._stream = None
-            if self._results_wanted:
-                self._follow(run)
-
-    def _follow(self, run: MemberRun) -> None:
-        self._stream = run.open_results()
-        self._results.follow(self._stream)
 
     # -- checks ------------------------------------------------------------------------------------
 
@@ -387,16 +375,11 @@ class Host:
                 self._link.send({"type": "snapshot", "id": message["id"], **more})
         elif kind == "question":
             self._answer(message)
-        elif kind == "results":
-            self._want_results(on=bool(message["on"]))
         elif kind == "table" and self._table is not None:
             self._table.hear(message)
-        elif kind == "taken":
-            self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
             if not message["again"] and self._run is not None and not self._run.over:
                 self._link.send({"type": "up"})  # the first one was lost with the connection
-            self._results.again()
             if self._table is not None:
                 self._table.again()
             # Apply orders that were given while there was no connection.
@@ -405,7 +388,6 @@ class Host:
                 self._pause(topic, on=False)
             for topic in paused - self._paused:
                 self._pause(topic, on=True)
-            self._want_results(on=bool(message["results"]))
             if message["stop"]:
                 self._stop(message["stop"], "stopped")
             elif message["leave"]:  # another member has its place
@@ -442,14 +424,6 @@ class Host:
         elif run is not None and not run.over:
             known = answered(RunSource(run), question)
         self._link.send({"type": "answer", "id": question["id"], "answer": known})
-
-    def _want_results(self, *, on: bool) -> None:
-        with self._ordering:
-            self._results_wanted = on
-            if not on and self._stream is not None:
-                self._stream.close()
-            elif on and self._ordered is not None and (self._stream is None or self._stream.closed):
-                self._follow(self._ordered)
 
 
 class _ToDriver(logging.Handler):

@@ -18,8 +18,6 @@ UNAUTHENTICATED_OF_ONE_MAX = 16
 UNAUTHENTICATED_S = 1.0
 #: limit for the whole handshake, however its bytes arrive
 HANDSHAKE_S = 10.0
-#: most results of a member that the driver has not acknowledged
-RESULTS_UNDER_WAY_MAX = 1_000
 #: most log lines of a member that wait for a connection
 LOG_LINES_MAX = 1_000
 LOG_LINE_CHARS_MAX = 8_192

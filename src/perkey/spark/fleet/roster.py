@@ -5,15 +5,14 @@
     begun, up         notes where its partitions start, and that it has joined the group
     progress          notes counts, finished partitions and positions; some times per second
     snapshot, answer  passes them to the caller of `shots` or `ask`
-    results           passes them to the reader, and then answers `taken` (results.py)
     event, ask        calls the user's callbacks; obeys a handler's app.stop(), pause(), resume()
     log               writes the line
     table             answers `table` (table/committer.py)
     died, bye         counts a death: the process restarts the run; notes that the process leaves
 
-On its own account the driver sends `stop`, `leave`, `pause`, `results` (whether they have a
-reader), `snapshot` and `question`. What is lost with a connection comes again: the welcome has the
-orders, and a member repeats what has no answer (link.py).
+On its own account the driver sends `stop`, `leave`, `pause`, `snapshot` and `question`. What is
+lost with a connection comes again: the welcome has the orders, and a member repeats what has no
+answer (link.py).
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from perkey.runtime.logs import event
 from perkey.spark.fleet.aggregate import owned
 from perkey.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
-from perkey.spark.fleet.results import decoded
 from perkey.spark.fleet.slots import Incarnation, Slot, places_read
 from perkey.spark.fleet.wire import Message, Wire, WireError
-from perkey.types import Result, StopMode, TopicPartition
+from perkey.types import StopMode, TopicPartition
 
 
 @dataclass(slots=True)
@@ -46,7 +43,6 @@ class Orders:
     ends: list[list[Any]]
     callbacks: list[str]
     log_level: int
-    results: bool = False
     paused: set[str | None] = field(default_factory=set)
     stop: StopMode | None = None
 
@@ -58,7 +54,6 @@ class Orders:
             "ends": self.ends,
             "callbacks": self.callbacks,
             "log_level": self.log_level,
-            "results": self.results,
             "paused": list(self.paused),
             "stop": self.stop,
         }
@@ -71,7 +66,6 @@ class Receivers:
     #: (exit code, reason, error as strings, whether its member was up): the run must end
     fatal: Callable[[int, str, list[str] | None, bool], None]
     ask: Callable[[Message], None]
-    results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
     #: a member's message about the table, and the function to answer it
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
@@ -89,10 +83,6 @@ class Roster:
         self._assignments = count(1)
         #: query -> the answers so far, by member
         self._answers: dict[int, dict[int, Any]] = {}
-        #: the member of each connection, also of one that was replaced and still flushes
-        self._incarnations: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
-        #: highest number of received results, by member and run
-        self._taken: dict[Incarnation, int] = {}
         #: last reported positions of ended members, until another member starts there
         self._left_off: dict[TopicPartition, tuple[Slot, int]] = {}
 
@@ -104,7 +94,6 @@ class Roster:
         host, pid, attempt = str(hello["host"])[:200], int(hello["pid"]), int(hello["attempt"])
         incarnation = Incarnation(host, pid, generation, attempt)
         slot = self.slots[index]
-        self._incarnations[wire] = incarnation
         with self.changed:
             old = slot.wire
             if old is not None and slot.incarnation != incarnation:
@@ -160,9 +149,7 @@ class Roster:
         current = slot.wire is wire
         if current:
             slot.received_at = time.monotonic()
-        if kind == "results":
-            self._take_results(slot, wire, message)
-        elif kind == "log":
+        if kind == "log":
             name, fields = str(message["name"]), message["fields"]
             log = logging.getLogger(
                 name if name.split(".", maxsplit=1)[0] == "perkey" else "perkey"
@@ -244,23 +231,6 @@ class Roster:
                 None,
                 slot.up,
             )
-
-    def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
-        incarnation, sequence = self._incarnations[wire], int(message["sequence"])
-        results: list[Result] = []
-        taken = {"type": "taken", "sequence": sequence}
-        with slot.taking:
-            before = self._taken.get(incarnation, 0)
-            fresh = sequence > before
-            self._taken[incarnation] = max(sequence, before)
-            # Values are pickles: unrequested ones and duplicates are not loaded.
-            if fresh and self.orders.results:
-                try:
-                    results = decoded(message["data"])
-                except Exception as error:  # they need what exists on the executor only
-                    reason = f"{type(error).__name__}: {error}"
-                    event("error", "results unreadable here", member=slot.index, reason=reason)
-            self._receivers.results(results, partial(_send, wire, taken))
 
     def move(self, executors: Collection[str]) -> None:
         """Make the members on these executors leave, as they go; others take their places."""

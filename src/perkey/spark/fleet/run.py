@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from perkey import guard
 from perkey.errors import ConfigError, FatalError
@@ -16,16 +16,15 @@ from perkey.routing import Routes
 from perkey.runtime.logs import event
 from perkey.runtime.run.exits import StopSignals
 from perkey.runtime.run.outside import Outside
-from perkey.runtime.run.result_stream import ResultStream, as_handled
 from perkey.runtime.run.run_snapshot import about_run
 from perkey.spark.fleet import limits
 from perkey.spark.fleet.aggregate import merged
+from perkey.spark.fleet.callbacks import FleetCallbacks, no_results
 from perkey.spark.fleet.dead_members import DeadMembers
 from perkey.spark.fleet.ending import Ending, GroupDrain
 from perkey.spark.fleet.lookout import Lookout
 from perkey.spark.fleet.membership import MemberTask, instance_name
 from perkey.spark.fleet.outside import FleetSource
-from perkey.spark.fleet.results import Relay
 from perkey.spark.fleet.roster import Orders, Receivers, Roster
 from perkey.spark.fleet.server import Server
 from perkey.spark.fleet.session import FleetSession, MemberJobs, one_line, open_session
@@ -51,17 +50,9 @@ _TROUBLE_LOOK_S = 0.5
 class FleetRun:
     """The handle of a fleet: `stop()`, `wait()`, `snapshot()`, as of a run in one process."""
 
-    def __init__(
-        self,
-        app: Hosted,
-        settings: FleetSettings,
-        *,
-        until: str | None,
-        stream: ResultStream | None,
-    ) -> None:
+    def __init__(self, app: Hosted, settings: FleetSettings, *, until: str | None) -> None:
         self._options = app.options
         self._settings = settings
-        handled_as = as_handled(app.handlers)
         if settings.sink is not None:
             app = with_table(app)
         self._until = until
@@ -75,16 +66,14 @@ class FleetRun:
         self._server: Server | None = None
         self._jobs: MemberJobs | None = None
         self._dead: DeadMembers | None = None
-        self._relay = Relay(self._options, stream, self._want_results, handled_as)
+        self._callbacks = FleetCallbacks(self._options)
         orders = Orders(
             static=self._upfront.static,
             ends=[],
-            callbacks=self._relay.wanted(),
+            callbacks=self._callbacks.wanted(),
             log_level=_log.getEffectiveLevel(),
         )
-        self._receivers = Receivers(
-            self._fatal_from, self._asked, self._relay.take, self._relay.event
-        )
+        self._receivers = Receivers(self._fatal_from, self._asked, self._callbacks.event)
         self._roster = Roster(settings.members, orders, self._receivers)
         self._committer: Committer | None = None
         self._lookout: Lookout | None = None
@@ -152,7 +141,6 @@ class FleetRun:
             topics=",".join(topics),
             **self._options.shown(),
         )
-        self._relay.begin()
         name = instance_name(self._options.group, self._run_id)
         first = MemberTask(
             0, 0, name, host, self._server.port, self._secret, self._app_bytes, table
@@ -244,10 +232,6 @@ class FleetRun:
                 event("error", "stopping", reason=reason)
             self.stop("in_flight")
 
-    def _want_results(self, on: bool) -> None:  # noqa: FBT001  # as Relay calls it
-        self._roster.orders.results = on
-        self._roster.send_all({"type": "results", "on": on})
-
     def _asked(self, message: Message) -> None:
         """A handler called app.stop(), app.pause() or app.resume() in its member."""
         what = message["what"]
@@ -334,7 +318,7 @@ class FleetRun:
         for name in [] if self._dead is None else self._dead.push_out_own():
             event("warning", "a member is still in the group", member=name)
         self._clean_up()
-        self._relay.end()
+        self._callbacks.end()
 
     def _clean_up(self) -> None:
         for one in (self._outside, self._dead, self._server, self._committer):
@@ -392,9 +376,9 @@ class FleetRun:
             state = "stopping"
         return merged(state, shots, members, self._about)
 
-    def open_results(self) -> ResultStream:
-        """A stream of the results from now on."""
-        return self._relay.open()
+    def open_results(self) -> NoReturn:
+        """Results stay in the members."""
+        raise no_results("app.results()")
 
     def install_signals(self) -> None:
         """SIGINT and SIGTERM stop the run; nothing off the main thread."""

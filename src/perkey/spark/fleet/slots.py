@@ -15,7 +15,6 @@ A slot is a member's place in the fleet; the processes that hold it come and go.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -116,8 +115,6 @@ class Slot:
     #: its last snapshot, and the number of the query that it answers
     shot: Message | None = None
     shot_id: int = 0
-    #: held while its results are received: a broken connection may still be read beside the next
-    taking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:

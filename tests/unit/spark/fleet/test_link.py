@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,10 +14,8 @@ from perkey.broker.process import wait_until
 from perkey.spark.fleet import link as links
 from perkey.spark.fleet.hosting import Host
 from perkey.spark.fleet.link import Link
-from perkey.spark.fleet.results import ResultsUp
 from perkey.spark.fleet.server import Server
 from perkey.spark.fleet.wire import Wire
-from perkey.types import Record, Result
 
 WAIT_S = 60.0
 
@@ -138,46 +135,6 @@ def test_a_line_that_breaks_while_it_is_closed_is_closed() -> None:
     assert link.looks == 1
 
 
-def test_two_streams_number_their_results_together(monkeypatch) -> None:
-    """A former stream's last results are under way as the next one begins: none is a twin."""
-    sent: list[int] = []
-    up = ResultsUp(SimpleNamespace(send=lambda message: sent.append(message["sequence"])))
-    result = Result(Record("t", 0, 0, 0, None, None), "done", 1, None, None, (), 0.0, 0.0)
-    encode, began = base64.b64encode, threading.Event()
-
-    def b64encode(data: bytes) -> bytes:
-        if not began.is_set():
-            began.set()
-            other = threading.Thread(target=up._send, args=([result],))
-            other.start()
-            other.join(WAIT_S)
-        return encode(data)
-
-    monkeypatch.setattr(base64, "b64encode", b64encode)
-    up._send([result])
-    assert sent == [1, 2]
-
-
-def test_results_are_sent_again_in_their_order(driver, link) -> None:
-    """The driver drops a lower number that comes after a higher one."""
-    up, back = ResultsUp(link), threading.Event()
-
-    def on_message(message: dict[str, Any]) -> None:
-        if message["type"] == "welcome again":
-            up.again()
-            back.set()
-
-    link.listen(on_message)
-    cut(driver, link)
-    result = Result(Record("t", 0, 0, 0, None, None), "done", 1, None, None, (), 0.0, 0.0)
-    for _ in range(3):
-        up._send([result])
-    driver.free.set()
-    assert back.wait(WAIT_S)
-    up._send([result])
-    assert wait_until(lambda: driver.numbers() == [1, 2, 3, 4], WAIT_S), driver.received_messages
-
-
 @pytest.mark.threads_may_die
 def test_a_listener_that_fails_ends_the_member(driver, link, caplog) -> None:
     """No order would reach it any more: it leaves as without a driver."""
@@ -202,26 +159,11 @@ class Run:
         return lambda *given: self.orders.append((name, *given))
 
 
-class Results:
-    """Results on their way up, of whom nothing is asked but to follow a stream."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def again(self) -> None:
-        """Nothing is under way."""
-
-    def follow(self, stream: Any) -> None:
-        """Note it."""
-        self._run.orders.append(("follow", stream))
-
-
 def host_of(run: Run, *, paused: set[str | None]) -> Host:
-    """A host that reads its results for no one."""
+    """A host of this run."""
     host = Host.__new__(Host)
     host._run, host._paused, host._table = run, paused, None  # type: ignore[assignment]  # what it uses
-    host._stream, host._results_wanted, host._stop_mode = None, False, None
-    host._results = Results(run)  # type: ignore[assignment]  # nothing is under way
+    host._stop_mode = None
     host._woken, host._ordering, host._ordered = threading.Event(), threading.Lock(), host._run
     line: Any = SimpleNamespace(send=lambda message: run.orders.append((message["type"],)))
     host._link = line
@@ -229,7 +171,7 @@ def host_of(run: Run, *, paused: set[str | None]) -> Host:
 
 
 WELCOME = {
-    "type": "welcome again", "paused": [], "results": False, "stop": None, "leave": False,
+    "type": "welcome again", "paused": [], "stop": None, "leave": False,
     "again": True,
 }  # fmt: skip
 
@@ -241,14 +183,13 @@ WELCOME = {
         ({"t", None}, {"paused": ["t", None]}, []),
         ({"t", "u"}, {"paused": ["u"]}, [("resume", "t")]),
         ({None}, {"paused": ["u"]}, [("pause", "u"), ("resume", None)]),
-        (set(), {"results": True}, [("follow", None), ("open_results",)]),
         (set(), {"stop": "now"}, [("stop", "now")]),
         (set(), {"leave": True}, [("hurry", 3.0), ("stop", "in_flight")]),
         (set(), {"again": False}, [("up",)]),
     ],
 )
 def test_orders_given_while_the_line_was_broken_are_obeyed(before, welcome, ordered) -> None:
-    """Pause, resume, results, stop; and that another member has its place."""
+    """Pause, resume, stop; and that another member has its place."""
     run = Run()
     host_of(run, paused=before)._on_message({**WELCOME, **welcome})
     assert sorted(run.orders, key=str) == sorted(ordered, key=str)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
-import threading
 import time
 from typing import Any
 
@@ -15,7 +12,6 @@ from perkey.runtime.run.drain import SHORT_MAX
 from perkey.spark.fleet.aggregate import merged, percentiles_ms
 from perkey.spark.fleet.ending import GroupDrain
 from perkey.spark.fleet.limits import DEATHS_MAX, SILENT_S
-from perkey.spark.fleet.results import decoded
 from perkey.spark.fleet.roster import Orders, Receivers, Roster
 from perkey.spark.fleet.wire import WireError
 
@@ -42,7 +38,6 @@ class Heard:
     def __init__(self) -> None:
         self.fatal: list[tuple[int, str, bool]] = []
         self.asked: list[Any] = []
-        self.results: list[Any] = []
         self.events: list[Any] = []
 
     def ears(self) -> Receivers:
@@ -50,7 +45,6 @@ class Heard:
         return Receivers(
             lambda code, reason, _error, up: self.fatal.append((code, reason, up)),
             self.asked.append,
-            lambda results, taken: (self.results.extend(results), taken()),
             lambda name, items: self.events.append((name, items)),
         )
 
@@ -362,73 +356,6 @@ def test_a_predecessor_leaves_first(roster) -> None:
     join(roster, "0.1", pid=2)
     assert {"type": "leave"} in old.said
     assert time.monotonic() - began >= PATIENCE_S  # nobody hung up: it took the whole patience
-
-
-def test_twins_of_results_are_dropped(roster, heard) -> None:
-    """A batch that was sent twice over a broken line is taken once, and acknowledged twice."""
-    roster.orders.results = True
-    data = base64.b64encode(pickle.dumps(["r"])).decode()
-    for _ in range(2):
-        wire = join(roster)
-        roster.received(0, wire, {"type": "results", "sequence": 1, "data": data})
-        assert {"type": "taken", "sequence": 1} in wire.said
-    assert heard.results == ["r"]
-    roster.received(0, join(roster, pid=2), {"type": "results", "sequence": 1, "data": data})
-    assert heard.results == ["r", "r"]
-
-
-def test_results_of_a_line_that_broke_are_taken_before_those_of_the_next(
-    roster, heard, monkeypatch
-) -> None:
-    """It is still read while the member has dialled again, and sends what may be lost once more."""
-    old, new = join(roster), join(roster)
-    roster.orders.results = True
-    ones = [base64.b64encode(pickle.dumps([name])).decode() for name in ("first", "second")]
-    messages = [
-        {"type": "results", "sequence": number, "data": data} for number, data in enumerate(ones, 1)
-    ]
-    others = list[threading.Thread]()
-
-    def slow(data: str) -> Any:
-        if not others:
-            others.append(
-                threading.Thread(target=lambda: [roster.received(0, new, m) for m in messages])
-            )
-            others[0].start()
-            others[0].join(PATIENCE_S)
-        return decoded(data)
-
-    monkeypatch.setattr("perkey.spark.fleet.roster.decoded", slow)
-    roster.received(0, old, messages[0])
-    others[0].join(60)
-    assert heard.results == ["first", "second"]
-
-
-def test_results_that_cannot_be_read_here_end_nothing(roster, heard, caplog) -> None:
-    """What exists on the executor alone is told in the log, and the member goes on."""
-    roster.orders.results = True
-    wire = join(roster)
-    roster.received(0, wire, {"type": "results", "sequence": 1, "data": "bm8="})
-    assert heard.results == []
-    assert {"type": "taken", "sequence": 1} in wire.said
-    assert "results unreadable here" in caplog.text
-
-
-class Traitor:
-    """Does something when it is loaded."""
-
-    def __reduce__(self) -> Any:
-        return print, ("loaded",)
-
-
-def test_results_that_no_one_asked_for_are_not_loaded(roster, heard, capsys) -> None:
-    """While nobody reads results no pickle of a member is opened; the line is acknowledged."""
-    wire = join(roster)
-    data = base64.b64encode(pickle.dumps([Traitor()])).decode()
-    roster.received(0, wire, {"type": "results", "sequence": 1, "data": data})
-    assert heard.results == []
-    assert capsys.readouterr().out == ""
-    assert {"type": "taken", "sequence": 1} in wire.said
 
 
 class FakeAdmin:

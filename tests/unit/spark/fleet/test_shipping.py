@@ -1,9 +1,7 @@
-"""The app and its sources on their way to executors, and results on their way back."""
+"""The app and its sources on their way to executors."""
 
 from __future__ import annotations
 
-import base64
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -16,9 +14,6 @@ import pytest
 
 import perkey
 from perkey.spark.fleet import shipping
-from perkey.spark.fleet.results import decoded, encoded
-from perkey.spark.fleet.shipping import dumps
-from perkey.types import Record, Result
 
 pytestmark = pytest.mark.push
 
@@ -30,7 +25,7 @@ class Position(BaseModel):
     vehicle: str
     lat: float
 
-app = perkey.App(group="g", kafka={"bootstrap.servers": "h:1"}, on_result=print)
+app = perkey.App(group="g", kafka={"bootstrap.servers": "h:1"}, on_commit=print)
 
 @app.consume("positions", value=Position)
 async def handle(record):
@@ -93,7 +88,7 @@ def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
         handler = app.handlers[0]
         value = handler.value.model_validate_json(b'{{"vehicle": "v", "lat": 4}}')
         record = perkey.Record("positions", 0, 0, 0, None, value)
-        print(asyncio.run(handler.function(record)), app.options.on_result, ".zip" in perkey.__file__)
+        print(asyncio.run(handler.function(record)), app.options.on_commit, ".zip" in perkey.__file__)
         """,
         packed,
     )
@@ -238,26 +233,3 @@ def test_an_app_has_a_largest_size(monkeypatch, over, good) -> None:
 
 def print_record(record: perkey.Record) -> None:
     """A handler."""
-
-
-class Own:
-    """A class that travels by value."""
-
-
-def result(returned: Any) -> Result:
-    """A result with this value."""
-    return Result(Record("t", 0, 1, 2, b"k", b"v"), "done", 1, None, returned, (), 0.0, 1.0)
-
-
-def test_results_come_back_as_they_were() -> None:
-    """The app's own classes come back; what cannot leave its process is left out."""
-
-    def there_and_back(one: Result) -> Result:
-        return decoded(base64.b64encode(encoded([one])).decode())[0]
-
-    assert there_and_back(result({"a": [1]})) == result({"a": [1]})
-    local = type("Local", (), {"x": 3})
-    assert there_and_back(result(local())).returned.x == 3
-    left_out = there_and_back(result(threading.Lock()))
-    assert left_out == result(None)._replace(record=result(None).record._replace(value=None))
-    assert pickle.loads(dumps(Own())).__class__.__name__ == "Own"
