@@ -62,8 +62,10 @@ class _Asking:
         self._consumer = consumer
         self._reset = str(config.get("auto.offset.reset", "earliest"))
         self._reads_committed = config.get("isolation.level") == "read_committed"
-        #: held by queries: the client must stay open
-        self._asking = threading.Lock()
+        #: how many queries run: the client must stay open. They do not wait for each other: one is
+        #: sent inside a rebalance callback
+        self._queries = 0
+        self._asking = threading.Condition()
         #: the client is being closed: no more queries
         self._closing = False
 
@@ -148,7 +150,13 @@ class _Asking:
         with self._asking:
             if self._closing:
                 raise KafkaUnavailable("the consumer is closed")
+            self._queries += 1
+        try:
             yield
+        finally:
+            with self._asking:
+                self._queries -= 1
+                self._asking.notify_all()
 
     def _held(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
@@ -504,4 +512,5 @@ class KafkaConsumer(_Asking):
 
     def _close(self) -> None:
         with self._asking:  # no query may run while the client closes
-            self._consumer.close()
+            self._asking.wait_for(lambda: not self._queries)
+        self._consumer.close()
