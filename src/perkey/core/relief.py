@@ -65,8 +65,10 @@ class Relief:
         """Give up the oldest parked record that is due, if any."""
         now, parked, lanes = self._state.now, states.PARKED, partition.lanes
         for work in partition.offsets.works():
+            if work.state != parked:  # nearly all of a full buffer: first, as it costs least
+                continue
             policy, failure = work.parked_by, work.failure
-            if work.state != parked or failure is None or policy is None or not policy.dead_letter:
+            if failure is None or policy is None or not policy.dead_letter:
                 continue
             full = share >= policy.at_map
             over = policy.after_s is not None and failure.ticket >= 0 and failure.due <= now
