@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from perkey.errors import ConfigError
 from perkey.kafka import clib_offsets, ports
@@ -34,10 +34,7 @@ def ranges_of(
     try:
         clib_offsets.refresh(consumer, {topic}, ASKED_S)
         logs = clib_offsets.bounds_soon(consumer, where, ["start", "end", "stable_end"], ASKED_S)
-        starts, ends = (
-            consumer.offsets_for_times([TopicPartition(*one, ms) for one in where], timeout=ASKED_S)
-            for ms in (from_ms, to_ms)
-        )
+        starts, ends = (_at_time(consumer, where, ms) for ms in (from_ms, to_ms))
     finally:
         consumer.close()
     if len(logs) < len(where):
@@ -45,11 +42,25 @@ def ranges_of(
     found = {}
     for one, start, end in zip(where, starts, ends, strict=True):
         last = min(logs[one].end, logs[one].stable_end)
-        begin = start.offset if start.offset >= 0 else last  # nothing is as late as that
-        stop = min(end.offset, last) if end.offset >= 0 else last
+        begin = start if start >= 0 else last  # nothing is as late as that
+        stop = min(end, last) if end >= 0 else last
         if begin < stop:
             found[one] = (begin, stop)
     return found
+
+
+def _at_time(consumer: Consumer, where: Sequence[ports.TopicPartition], unix_ms: int) -> list[int]:
+    """The first offset of this time or later in each partition; negative: there is none."""
+    asked = [TopicPartition(*one, unix_ms) for one in where]
+    try:
+        found = consumer.offsets_for_times(asked, timeout=ASKED_S)
+    except KafkaException as error:
+        raise KafkaUnavailable(f"offsets by time: {error.args[0].str()}") from error
+    for one in found:
+        if one.error is not None:  # its offset is -1 as well
+            place = f"{one.topic}[{one.partition}]"
+            raise KafkaUnavailable(f"offsets by time of {place}: {one.error.str()}")
+    return [one.offset for one in found]
 
 
 class RangeConsumer(KafkaConsumer):

@@ -17,7 +17,7 @@ class Desk(_Asking):
     """The coordinator answers; the leader of one partition never does."""
 
     def __init__(self) -> None:
-        super().__init__(None, {})  # type: ignore[arg-type]  # no query reaches a client
+        super().__init__(None, {})  # no query reaches a client
         self.asked = threading.Event()
         self.answered = threading.Event()
 
