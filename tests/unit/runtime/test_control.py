@@ -137,7 +137,7 @@ def test_what_a_setting_brings_about_names_its_command(started):
     # Its replacement is in force for as long as any, so nothing of it comes back
     text, after = HALTED_BY["slots"](halt)
     assert "a command has set concurrency=1 until" in text
-    assert after == "perkey set concurrency=default --reason TEXT"
+    assert after == "`perkey set concurrency=default --reason TEXT`"
     started.obey("set", settings={"concurrency": None}, for_s=1.0)
     started.now_s += 2.0
     started.control.look()
