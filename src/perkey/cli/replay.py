@@ -17,6 +17,7 @@ from perkey.cli.run import properties_of
 from perkey.errors import ConfigError, FatalError, PerkeyError
 from perkey.runtime.run.progress_line import ProgressLine
 from perkey.runtime.run.replay_run import ReplayRun, Stretch
+from perkey.runtime.run.run_snapshot import STOPPED
 
 EXIT_FAILURES_REMAIN = 3
 FATES = {
@@ -65,8 +66,8 @@ def replay(
     are those of the app; on Spark a record is handled by its retry policy and then counted as
     failed.
 
-    Exit codes: 0 all records are finished; 1 it failed; 2 bad input; 3 parked records remain, on
-    Spark: some records failed; 130 or 143 after a second signal.
+    Exit codes: 0 all records are finished, or a clean stop; 1 it failed; 2 bad input; 3 parked
+    records remain, on Spark: some records failed; 130 or 143 after a second signal.
 
     Example: perkey replay geofence:app --topic gps.positions --from 2026-03-01T10:00
     --to 2026-03-01T11:00
@@ -104,10 +105,11 @@ def _here(app: Any, stretch: Stretch, as_json: bool, *, progress: bool) -> int:
         run.restore_signals()
     counts = run.outcomes
     done, records = counts["done"], counts.total() - counts["superseded"]
+    complete = report.reason != STOPPED
     if as_json:
         facts = {
             "records": records, "done": done, "failed": records - done, "outputs": run.outputs,
-            "failures": run.failures,
+            "failures": run.failures, "complete": complete,
             **{name: counts[name] for name in ("dead_lettered", "skipped", "parked")},
         }  # fmt: skip
         typer.echo(json.dumps(facts))
@@ -119,6 +121,8 @@ def _here(app: Any, stretch: Stretch, as_json: bool, *, progress: bool) -> int:
             typer.echo(f"failed: {line}", err=True)
     if report.exit_code:
         typer.echo(f"perkey: {' '.join(report.reason.split())}", err=True)
+    elif not complete:
+        typer.echo("perkey: stopped before the end of the range: start it again", err=True)
     return report.exit_code
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: calls whose stack is in a snapshot, and the least duration for it: reading one is not free
 STACKS_MAX = 3
 STACK_AFTER_S = 5.0
+#: the reason of a run that ended before it was drained, or has no end
+STOPPED = "stopped"
 #: librdkafka repeats an error of a connection every 30 s
 COORDINATOR_S = 45.0
 #: several apps of one process are separate members
@@ -305,7 +307,7 @@ def ending_of(member: Member, signal_code: int | None, *, drained: bool) -> tupl
         return member.exit_code, member.fatal.reason
     if drained and any(handler.standing for handler in member.engine.handlers):
         return 3, "drained, but parked records remain"
-    return (0, "drained") if drained else (0, "stopped")
+    return (0, "drained") if drained else (0, STOPPED)
 
 
 def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> RunReport:
