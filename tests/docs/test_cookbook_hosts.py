@@ -153,8 +153,8 @@ def test_a_notebook_samples_a_topic(memory_broker) -> None:
         memory_broker.produce("orders", json.dumps({"cents": cents}), f"customer {number}")
     page = pasted("notebook", "\n".join(blocks("notebook")), memory_broker.bootstrap)
     rows = {row["offset"]: row for row in page.rows}
-    assert rows[7] == {"offset": 7, "customer": "customer 7", "cents": 7}
-    assert rows[50] == {"offset": 50, "customer": "customer 50", "error": "a negative amount"}
+    assert rows[7] == {"offset": 7, "customer": "customer 7", "outcome": "done", "cents": 7}
+    assert (rows[50]["outcome"], rows[50]["cents"]) == ("parked", -1)
     assert page.handle.wait().exit_code == 0
     assert memory_broker.committed("notebook-ada", "orders", 0).not_done == (50,)
 
