@@ -32,6 +32,7 @@ from tests.support.command import perkey as command
 from tests.support.waiting import wait_for
 
 from perkey.broker.state import free_ports
+from perkey.cli.cluster import properties_of
 from perkey.kafka.group_lag import PartitionLag
 from perkey.observe.lag_server import LagBoard, app_of
 from perkey.observe.serving import Serving, listening
@@ -350,13 +351,13 @@ def applied(file: str) -> Iterator[dict[str, Any]]:
     yield from yaml.safe_load_all((OPS / file).read_text())
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Service"])
+@pytest.mark.parametrize("kind", ["Secret", "Deployment", "Service"])
 def test_the_manifests_are_kubernetes(kind) -> None:
     """Each passes the strict schema of its kind; a misspelt field does not."""
     manifest = manifests()[kind]
     kubernetes_validate.validate(manifest, "1.31", strict=True)
     wrong = copy.deepcopy(manifest)
-    wrong["spec"]["selectors"] = {}
+    wrong["metadata"]["label"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, "1.31", strict=True)
 
@@ -405,6 +406,25 @@ def test_the_lag_pod_is_called_with_what_it_takes() -> None:
     images = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in
               applied("deployment.yaml") if each["kind"] == "Deployment"]  # fmt: skip
     assert [container["image"]] == images
+
+
+def test_the_lag_pod_can_log_in_and_listen(tmp_path) -> None:
+    """Its Secret is the file that --config reads, in words of librdkafka; its image has the server."""
+    found = manifests()
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
+    ((name, text),) = found["Secret"]["stringData"].items()
+    assert volume["secret"] == {"secretName": found["Secret"]["metadata"]["name"]}
+    assert (volume["name"], mount["readOnly"]) == (mount["name"], True)
+    assert f"--config={mount['mountPath']}/{name}" in container["args"]
+    (tmp_path / name).write_text(text)
+    given = properties_of(None, tmp_path / name)
+    assert set(given) == {
+        "security.protocol", "sasl.mechanism", "sasl.username", "sasl.password",
+    }  # fmt: skip
+    extras = re.findall(r"'/src\[(.+?)\]'", (OPS / "Dockerfile").read_text())
+    assert "http" in extras[0].split(",")
 
 
 def test_keda_reads_a_number_from_the_lag_server() -> None:
