@@ -124,8 +124,8 @@ def _handled(log: Path) -> array[int]:
     return offsets
 
 
-def _until_still(process: subprocess.Popen[bytes], log: Path, enough: int) -> None:
-    """Wait for `enough` records in the log, or until it has grown by none for a while."""
+def _until_still(process: subprocess.Popen[bytes], log: Path, enough: int) -> bool:
+    """Wait for `enough` records in the log, or until nothing moves; False: it is not over yet."""
     size, since = 0, time.monotonic()
     limit = since + _LIMIT_S
     while time.monotonic() < limit:
@@ -134,10 +134,11 @@ def _until_still(process: subprocess.Popen[bytes], log: Path, enough: int) -> No
             size, since = now, time.monotonic()
         still_s = time.monotonic() - since
         if size >= enough * 8 or (size and still_s > _STILL_S) or still_s > 4 * _STILL_S:
-            return
+            return True
         if process.poll() is not None:
             raise EndedError
         time.sleep(0.05)
+    return False
 
 
 def _map_chars(bootstrap: str, group: str, topic: str) -> int:
@@ -166,13 +167,17 @@ def kill_while_stuck(peer: Peer, bootstrap: str, records: int, row: Row) -> None
         first = set(_handled(logs[0]))
         row.map_chars = _map_chars(bootstrap, group, topic)
         with _running(command, {**job, "hang": -1, "log": str(logs[1])}) as process:
-            _until_still(process, logs[1], records)
+            over = _until_still(process, logs[1], records)
         second = set(_handled(logs[1]))
     topics.delete(bootstrap, topic)
     row.done_beyond = sum(offset > HANGS for offset in first)
     row.again = len(first & second)
     if lost := records - len(first | second):
-        row.problems.append(f"{lost:,} records were handled by neither run")
+        row.problems.append(
+            f"{lost:,} records were handled by neither run"
+            if over
+            else f"after {_LIMIT_S:.0f} s the second run still had {lost:,} records before it"
+        )
 
 
 def _answer(peer: Peer, job: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +278,7 @@ def picture(rows: Sequence[Row], records: int) -> str:
     measured = [row for row in rows if row.again is not None and row.done_beyond is not None]
     height, left, width = 34, 190, 430
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height * len(measured) + 46}"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height * len(measured) + 46}"',
         ' role="img" font-family="system-ui, sans-serif" font-size="14" fill="currentColor">',
         f"<title>One record of {records:,} hangs, then kill -9: handled again, not reached</title>",
     ]
