@@ -199,10 +199,14 @@ def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
     elif row.outcome in ("released", "retried") and offset >= 0:
         if offset in life.parked:
             release(life, offset, now)
-        elif offset in life.came_spent and offset in life.given_up:
+        elif offset in life.given_up and offset not in life.sending:
+            # it came so; or it was parked and given up, and held before its letter was sent
+            skipped = offset in life.source.skipped
+            require(not skipped, "S13", f"{life.source.tp}: {row}, and it is skipped")
             life.given_up.remove(offset)
             life.dead_letters.discard(offset)
-            life.came_spent.remove(offset)
+            life.came_spent.discard(offset)
+            life.refused_at.pop(offset, None)
             life.attempts[offset] = life.own_attempts[offset] = 0
         elif offset not in life.polled or offset in life.asked or _on_a_shelf(life, offset):
             # it was remembered, or exhausted
