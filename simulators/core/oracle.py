@@ -359,7 +359,7 @@ class Oracle:
             life.dead_letters.remove(offset)  # released later, it may have outputs
             life.given_up.discard(offset)
             relieving.refused(life, offset, now)
-            remembering.park(life, offset, now)
+            remembering.park(life, offset, now, life.give_up_at.get(offset))
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)
 
@@ -478,6 +478,6 @@ class Oracle:
             life.given_up.discard(offset)
             life.passed.add(offset)  # its lane has gone on
             relieving.refused(life, offset, now)
-            remembering.park(life, offset, now)
+            remembering.park(life, offset, now, life.give_up_at.get(offset))
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)

@@ -462,13 +462,22 @@ class Endings:
         of_record = f"; the record failed: {failure.error.line}" if failure.error else ""
         failure.keep(ErrorInfo(error.type, f"{LETTER_REFUSED}{error.message[:200]}{of_record}"))
         failure.note(self._state.now, f"{LETTER_REFUSED}{error.message[:200]}")
-        self._park(work, failure)
+        policy = work.given_up_by
+        timed = isinstance(policy, Park) and policy.after_s is not None
+        self._park(work, failure, due=failure.parked_until if timed else None)
 
-    def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
-        partition = work.partition
-        self._set_release(work, failure)
-        partition.park(work)
-        partition.handler.parked += 1
+    def _park(
+        self,
+        work: Work,
+        failure: Failure,
+        *,
+        due: float | None = None,
+        outcome_failed: bool = False,
+    ) -> None:
+        """`due`: when it is given up, if that was set before."""
+        self._set_release(work, failure, due)
+        work.partition.park(work)
+        work.partition.handler.parked += 1
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
@@ -476,6 +485,7 @@ class Endings:
 
     def relieve(self, work: Work, failure: Failure, why: str) -> None:
         """A parked record is given up to the dead-letter topic of its `Park`."""
+        failure.parked_until = failure.due if failure.ticket >= 0 else None
         failure.given_up = "dead_lettered"
         failure.exhausted_by = failure.exhausted_by or "policy"
         failure.note(self._state.now, f"given up: {why}")

@@ -475,7 +475,9 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
         return None
     attempts, parked = failure.attempts - failure.shared, work.state == states.PARKED
     waits = parked or work.state == states.RETRYING
-    until_s = ceil(failure.due + wall_s) if waits and failure.due > now else None
+    # The time of a parked record that is over is kept: without one it would begin again.
+    timed = failure.due > now or (parked and failure.ticket >= 0)
+    until_s = ceil(failure.due + wall_s) if waits and timed else None
     # A failed batch costs its records no attempt, but has the time of the next one.
     if not (attempts or parked or failure.held or failure.exhausted_by or until_s is not None):
         return None

@@ -313,6 +313,8 @@ class Failure:
     due: float = 0.0
     #: the same without a hold; of a refused dead letter, when it may be sent again
     own_due: float = 0.0
+    #: of a parked record whose dead letter is on its way: its `due`, if the letter is refused
+    parked_until: float | None = None
     #: number of its entry in the schedule: older entries are ignored
     ticket: int = -1
     #: it waits for the end of a hold

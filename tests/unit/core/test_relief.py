@@ -166,6 +166,47 @@ def test_a_refused_letter_leaves_its_record_parked_and_is_tried_again_later():
     assert desk.finish() == [0]
 
 
+def test_a_refused_letter_does_not_wait_for_after_s_once_more():
+    """It may be just less than the retention, which would delete the record meanwhile."""
+    desk = Relieved(spec(after_s=1_000.0))
+    desk.park_lanes(0)
+    desk.pass_time(1_000.5)
+    desk.fetch()
+    assert desk.letters() == [0]
+    desk.answer_letters(REFUSED)
+    desk.pass_time(REFUSED_S - 1.0)
+    assert desk.finish() == []
+    desk.pass_time(1.5)
+    assert desk.finish() == [0]
+
+
+def test_a_letter_that_was_refused_for_the_map_keeps_the_time_of_its_record():
+    """It is given up for the map again, or when it has been parked for so long."""
+    desk = Relieved(spec(at_map=100 / NEAR, after_s=1_000.0))
+    desk.park_lanes(0, 1)
+    desk.fill_to(105)
+    desk.pass_time(LOOK_S)
+    desk.fetch()
+    assert desk.letters() == [0]
+    desk.answer_letters(REFUSED)
+    (work,) = [work for work in desk.part.works() if work.offset == 0]
+    assert work.failure.due == 1_000.0
+
+
+def test_a_time_that_is_over_survives_a_restart():
+    """Of a record that was paused, say: it is not parked for as long again."""
+    desk = Relieved(spec(after_s=10.0))
+    desk.park(0)
+    desk.do("pause", "t", on=True)
+    desk.pass_time(15.0)
+    (known,) = desk.part.memory.entries(desk.part.position, (), desk.now, UNIX_S)
+    assert (known.parked, known.until_s) == (True, int(UNIX_S) + 10)
+    again = Relieved(spec(after_s=10.0), remembered=(known,), committed=0, unix_s=UNIX_S + desk.now)
+    again.poll(again.part, 0)
+    again.pass_time(LOOK_S)
+    assert again.finish() == [0]
+
+
 def test_what_was_released_after_a_refused_letter_is_handled_and_parked_again():
     """Its attempts start over, and so does its time."""
     desk = Relieved(spec(after_s=1.0))
@@ -179,6 +220,23 @@ def test_what_was_released_after_a_refused_letter_is_handled_and_parked_again():
     works = desk.started()
     desk.do("calls_ended", [], [Failed(work, ERROR) for work in works])
     assert (desk.letters(), desk.part.parked) == ([], 1)
+
+
+def test_a_record_that_was_held_on_its_way_can_be_retried():
+    """Its attempts start over and no letter is sent, although the next one went meanwhile."""
+    desk = Relieved(spec(after_s=1.0))
+    desk.park_lanes(0, 1)
+    desk.pass_time(1.5)
+    assert desk.asked() == [0]
+    hold = Command("hold", Target("t", None, 0, 0), until_s=60.0, reason="test")
+    desk.do("obey", [hold], 0.0)
+    desk.came(0, key=None)
+    desk.pass_time(LOOK_S)
+    assert desk.finish() == [1]
+    assert desk.command("retry", 0).outcome == "released"
+    desk.fetch()
+    assert [work.record.offset for work in desk.started()] == [0]
+    assert desk.letters() == []
 
 
 def test_a_record_on_its_way_to_the_topic_can_be_skipped():
