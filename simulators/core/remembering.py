@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from perkey.codec import Remembered, UnreadableMap, decode
 from perkey.core import effects as fx
+from perkey.core import states
 from perkey.core.events import AT_MOST_ONCE, DELAY_MAX_S, EXACTLY_ONCE, HOLD_MAX_S
 from perkey.policies import PARKED_S_MAX, DeadLetter, GivenUp, OnExhausted, Park, Stop
 from perkey.testing.memory import OffsetAndMetadata
@@ -183,6 +184,14 @@ def _on_a_shelf(life: Life, offset: int) -> bool:
     return offset in undone and undone[offset] is None
 
 
+def _begins_anew(life: Life, offset: int) -> bool:
+    """It was given up, and held before its letter was sent; now it is to be handled again."""
+    work = life.partition.offsets.incomplete.get(offset)
+    failure = None if work is None else work.failure
+    waits = work is not None and work.state in states.WAITING
+    return waits and failure is not None and not (failure.given_up or failure.exhausted_by)
+
+
 def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
     """A command was obeyed in this epoch; `order`: its id."""
     offset = row.offset
@@ -199,10 +208,7 @@ def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
     elif row.outcome in ("released", "retried") and offset >= 0:
         if offset in life.parked:
             release(life, offset, now)
-        elif offset in life.given_up and offset not in life.sending:
-            # it came so; or it was parked and given up, and held before its letter was sent
-            skipped = offset in life.source.skipped
-            require(not skipped, "S13", f"{life.source.tp}: {row}, and it is skipped")
+        elif offset in life.given_up and (offset in life.came_spent or _begins_anew(life, offset)):
             life.given_up.remove(offset)
             life.dead_letters.discard(offset)
             life.came_spent.discard(offset)
