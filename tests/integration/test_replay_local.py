@@ -147,3 +147,25 @@ def test_bad_input_is_one_line(shouting: Shouting, words: tuple[str, ...], line:
     """With exit code 2."""
     code, _, err = shouting.replay(*words)
     assert (code, err.count("\n"), line in err) == (2, 1, True), err
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["inside", "to the end"])
+def test_a_range_may_end_in_aborted_records(shouting: Shouting, whole: bool):
+    """Of the offsets before its end none may come: markers and aborted records are gaps."""
+    settings = {"bootstrap.servers": shouting.broker.bootstrap, "transactional.id": shouting.topic}
+    producer = Producer(settings)
+    producer.init_transactions(60)
+    for minute, commits in ((10, True), (20, False), (40, True), (50, False)):
+        producer.begin_transaction()
+        for number in range(3):
+            at = BEGIN_MS + minute * MINUTE_MS + number
+            producer.produce(shouting.topic, f"{minute}.{number}", b"k", 0, timestamp=at)
+        assert producer.flush(60) == 0
+        (producer.commit_transaction if commits else producer.abort_transaction)(60)
+    # the first marker has today's time: a range that ends before that ends at the marker
+    code, found, err = shouting.replay(
+        "--to", "2100-01-01T00:00" if whole else "2026-03-01T10:30", begin="10:10"
+    )
+    assert (code, found["complete"]) == (0, True), err
+    expected = ["10.0!", "10.1!", "10.2!"] + ["40.0!", "40.1!", "40.2!"] * whole
+    assert (found["records"], sorted(shouting.values("out"))) == (len(expected), expected)
