@@ -541,11 +541,6 @@ class Engine:
         return self.state.handlers
 
     @property
-    def budgets_in_use(self) -> bool:
-        """Whether a call of a handler with a budget runs."""
-        return any(budget.in_flight for budget in self.state.budgets)
-
-    @property
     def stop_mode(self) -> str | None:
         """The harshest requested stop."""
         return self.state.stop_mode
