@@ -210,6 +210,20 @@ def test_a_block_that_is_not_run_gives_its_reason() -> None:
     assert code_of(text * 2).count("y = 2") == 2
 
 
+def test_blocks_that_are_not_run_are_those_of_other_libraries_and_hosts() -> None:
+    """Pages about Perkey alone have none; a test that a reason names exists."""
+    marked = {in_the_tree(page): NOT_RUN.findall(page.read_text()) for page in PAGES}
+    pages = [page for page, blocks in marked.items() if blocks]
+    assert [
+        page for page in pages if Path(page).parent.name not in ("coming-from", "cookbook")
+    ] == []
+    named = re.findall(
+        r"tests/[\w/]+\.py", "".join(block for each in marked.values() for block in each)
+    )
+    assert len(named) >= 5
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_the_manifests_of_the_kubernetes_page_are_valid() -> None:
     """Each passes Kubernetes' strict schema; KEDA's own kind is not part of it."""
     blocks = re.findall(
