@@ -28,6 +28,7 @@ from perkey.runtime.handling import Executor, HandlerPlan
 from perkey.types import Record
 
 SLICE_S = 0.005  # a worker whose handlers never wait yields to the loop this often
+TOGETHER = 50  # calls that end in one pass of the loop are reported when they are this many
 LOOK_EVERY = 32  # records between two looks at the clock, at most
 LOOK_S = 100e-6  # and the time, as long as calls take about as long as the last ones
 _BEGUN_S = 0.02  # interval of checks whether an expired call has started
@@ -42,12 +43,20 @@ class AttemptTimeout(TimeoutError):
 
 #: a burst awaits this for a context in which nothing is set
 _FRESH = object()
+#: and this to let the loop run whatever else is ready, between two calls
+_AWAY = object()
 
 
 @types.coroutine
 def fresh_context() -> Generator[Any, Any, None]:
     """Within `in_contexts`: the next call gets a separate context."""
     yield _FRESH
+
+
+@types.coroutine
+def _next_pass() -> Generator[Any, Any, None]:
+    """Within `in_contexts`: continue with the next pass of the loop. No call waits meanwhile."""
+    yield _AWAY
 
 
 class InContext(Protocol):
@@ -79,8 +88,11 @@ def in_contexts(
         if waits_for is _FRESH:
             worker.context = Context()
             continue
-        worker.waited = True
-        suspended()
+        if waits_for is _AWAY:
+            waits_for = None
+        else:
+            worker.waited = True
+            suspended()
         try:
             value = yield waits_for
         except GeneratorExit:  # its loop has ended without it; the calls may be destroyed already
@@ -121,6 +133,8 @@ class AsyncExecutor(Executor):
         self._woken = False
         self._turning = False
         self._flushing = False
+        #: workers that are back with the next pass of the loop, each for one more record
+        self._away = 0
         self._closed = False
         self._loop_thread = 0
         #: expired by the engine's clock, and not started yet
@@ -191,7 +205,7 @@ class AsyncExecutor(Executor):
         """
         self._loop_thread = threading.get_ident()
         self._woken = False
-        wanted = min(most, len(self._ready))
+        wanted = min(most, len(self._ready) - self._away)
         while wanted > 0 and self._idle:
             waiting = self._idle.pop()
             if not waiting.done():
@@ -260,10 +274,21 @@ class AsyncExecutor(Executor):
         clock, trusted = time.perf_counter, self._door.trusted
         began = slice_ends = clock()
         slice_ends += SLICE_S
-        since_look, look_at = 0, 1
+        since_look, look_at, waited = 0, 1, False
         if not trusted():
             self._end_unhandled()
-        while (ready or self._turn()) and not self._closed:
+        while not self._closed:
+            if not ready:
+                if waited and len(done) < TOGETHER:  # other calls end in this pass, too
+                    waited = False
+                    await self._step_aside()
+                    began = clock()
+                    slice_ends = began + SLICE_S
+                    if not trusted():
+                        self._end_unhandled()
+                    continue
+                if not self._turn():
+                    return
             worker.work = work = ready.popleft()
             if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
                 worker.work = None  # plan.may_call, inlined: this is the hot path
@@ -289,12 +314,27 @@ class AsyncExecutor(Executor):
             now = clock()
             each_s = (now - began) / since_look
             plan.timed(each_s, work)
-            began, since_look, worker.waited = now, 0, False
+            began, since_look = now, 0
             look_at = min(LOOK_EVERY, int(LOOK_S / (each_s or LOOK_S)))
-            if now > slice_ends:
+            if waited := worker.waited:  # others have run meanwhile
+                worker.waited, slice_ends = False, now + SLICE_S
+            elif now > slice_ends:
                 return
             if not trusted():  # the process was suspended: other members may own these by now
                 self._end_unhandled()
+
+    async def _step_aside(self) -> None:
+        """Between two calls: let the loop run what else is ready."""
+        self._away += 1
+        try:
+            await _next_pass()
+        except asyncio.CancelledError:
+            # It was meant for a handler that ended at the same moment.
+            if self._closed:
+                raise
+            asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
+        finally:
+            self._away -= 1
 
     def _returned(self, worker: _Worker, work: Work, returned: Any, began: float) -> None:
         plan = self._plan
