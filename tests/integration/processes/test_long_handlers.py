@@ -78,6 +78,7 @@ def test_a_handler_longer_than_max_poll_interval_keeps_its_membership(
     """Calls longer than max.poll.interval.ms: each record once, one assignment for ever."""
     kafka = {"max.poll.interval.ms": 1000 * POLL_INTERVAL_S}
     options = {"kafka": kafka, "slow_s": LONG_CALL_S, "concurrency": 20}
+    options["revoke_timeout_s"] = POLL_INTERVAL_S / 3  # its limit
     # Of the poll interval's length, the longest that librdkafka takes beside it.
     session = {"session_s": POLL_INTERVAL_S}
     with chaos(seed=703, kind=kind, slow_permille=1000, **session, **options) as run:

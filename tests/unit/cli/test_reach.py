@@ -79,8 +79,9 @@ class Asked:
 
 
 @pytest.fixture
-def groups():
-    """Runs of two groups on this machine."""
+def groups(tmp_path, monkeypatch):
+    """Runs of two groups on this machine, and no others."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     servers = [LocalServer(Asked(name)) for name in ("g", "h")]
     yield servers
     for one in servers:
