@@ -24,7 +24,7 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup site demo test test-fast test-page spark-matrix chaos-short test-all lint types bench dist docs lock need-broker
+.PHONY: help mutate setup site demo test test-fast test-page spark-matrix broker-matrix chaos-short test-all lint types bench dist docs lock need-broker
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ test-page: need-broker site ## The page and the site in a real Chromium (apt-get
 
 spark-matrix: need-broker ## Each of Perkey's ways on Spark 3.5, 4.0, 4.1, 4.2 and 4.3 (15 minutes)
 	$(BIN)/python -m pytest -rA tests/integration/spark/test_versions.py
+
+broker-matrix: need-broker ## The contract of the consumer and the app on brokers 3.9 to 4.3 (10 minutes)
+	@for version in 3.9.1 4.0.1 4.1.1 4.2.0 4.3.1; do \
+	    echo "== Apache Kafka $$version"; \
+	    PERKEY_TEST_KAFKA=$$version $(BIN)/python -m pytest -q -n 2 -p tests.support.other_broker -m "not long" tests/contract || exit 1; \
+	done
 
 chaos-short: need-broker ## Faults of three brokers: is every partition read again at once?
 	$(BIN)/python -m pytest -rA tests/integration/processes/test_three_brokers.py
