@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -124,7 +123,6 @@ def _of_processes(machine: Machine) -> dict[int, Any]:
     """What a worker process and its parent ask of the operating system."""
     return {
         id(os): machine.os,
-        id(select): machine.select,
         id(signal): machine.signal,
         id(socket): machine.socket,
         id(SPAWN): machine.spawn,

@@ -8,9 +8,9 @@ in the pipe, and its end of it is closed.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -38,7 +38,6 @@ class Machine:
         self._pids = count(FIRST_PID)
         self._files = count(FIRST_PID)
         self.os = FakeModule(os, _exit=self.exit, kill=self._kill_pid, dup=lambda number: number)
-        self.select = FakeModule(select, poll=lambda: Poll(self))
         self.socket = FakeModule(socket, socket=lambda fileno: Socket(self.pipes[fileno]))
         self.signal = FakeModule(
             signal,
@@ -226,10 +225,11 @@ class Pipe:
         self.other._wake()  # noqa: SLF001  # the same class
         return data
 
-    @property
-    def readable(self) -> bool:
-        """Something is there, or the end."""
-        return bool(self._received) or self.closed or self.other.closed
+    def recv_all(self) -> list[bytes]:
+        """The next message, and all others that are there; EOFError at the end."""
+        messages = [self.recv_bytes(), *self._received]
+        self._received.clear()
+        return messages
 
     def close(self) -> None:
         """No more of it. The parent's copy of the child's end is not the child's own."""
@@ -242,27 +242,19 @@ class Pipe:
         self.other._wake()  # noqa: SLF001  # the same class
 
 
-class Poll:
-    """select.poll."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._numbers: list[int] = []
-
-    def register(self, number: int, _events: int) -> None:
-        """Look at this one, too."""
-        self._numbers.append(number)
-
-    def poll(self, _timeout: float) -> list[int]:
-        """Those that can be read."""
-        return [number for number in self._numbers if self._machine.pipes[number].readable]
-
-
 class Socket:
-    """A socket over a pipe: to send without waiting, and to shut it down."""
+    """A socket over a pipe: to read all of it, to send without waiting, and to shut it down."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
+
+    def recv(self, _size: int) -> bytes:
+        """All that is there, at least a message; nothing at the end."""
+        try:
+            messages = self._pipe.recv_all()
+        except EOFError:
+            return b""
+        return b"".join(struct.pack("!i", len(data)) + data for data in messages)
 
     def send(self, data: memoryview, _flags: int) -> int:
         """All of it, or BlockingIOError; OSError where nobody reads."""

@@ -60,7 +60,6 @@ class Child:
         self.window = 4
         self.unsendable: set[Any] = set()
         self.killed = self.closed = False
-        self.more = False
         self.process = Process()
         Child.made.append(self)
 
@@ -88,10 +87,6 @@ class Child:
 
     def took(self, seconds: float) -> None:
         """Nothing follows."""
-
-    def more_to_read(self) -> bool:
-        """Whether another message is there."""
-        return self.more
 
     def how_it_died(self) -> str:
         """As the real one says it."""
@@ -155,9 +150,8 @@ class Office:
                     child.at_hand = number
 
     def hear(self, child: Child, *messages: Any) -> None:
-        """The worker says this."""
-        for message in messages:
-            self.executor._received(child, message)
+        """The worker has sent this since the last time."""
+        self.executor._received(child, messages)
 
     def halt(self) -> None:
         """Nothing more starts, so that what comes back is seen."""
@@ -334,17 +328,15 @@ def test_asked_delay_is_kept(office: Any) -> None:
     assert work.failure.due > 5e5
 
 
-def test_replies_are_brought_together(office: Any) -> None:
-    """While another one is there to be read the engine is left alone."""
+def test_replies_that_came_together_are_one_turn_at_the_door(office: Any, monkeypatch: Any) -> None:
+    """The engine is left alone until the last of them is noted."""
     desk = office()
-    (work,) = desk.poll(1)
-    (number,) = desk.child.given
-    desk.child.more = True
-    desk.hear(desk.child, Reply(number, "done"))
-    assert (work.state, desk.child.feeding) == (states.RUNNING, False)
-    desk.child.more = False
-    desk.hear(desk.child, Opened(None))
-    assert (work.state, desk.child.feeding) == (states.DONE, False)
+    works = desk.poll(2)
+    turns, turn = [], type(desk.bench.door).turn
+    monkeypatch.setattr(type(desk.bench.door), "turn", lambda door: (turns.append(1), turn(door)))
+    desk.hear(desk.child, *[Reply(number, "done") for number in desk.child.given])
+    assert [work.state for work in works] == [states.DONE] * 2
+    assert len(turns) == 1
 
 
 def test_a_batch_ends_with_its_replies(office: Any) -> None:

@@ -345,7 +345,22 @@ class ProcessExecutor(Executor):
 
     # -- on a reader's thread ----------------------------------------------------------------------
 
-    def _received(self, link: Link, message: Any) -> None:
+    def _received(self, link: Link, messages: Sequence[Any]) -> None:
+        """What the worker has sent since the last time: one turn at the door for all of it."""
+        for message in messages:
+            self._note(link, message)
+        link.feeding = True
+        self._door.turn()
+        # On the link's own thread: waking another one per answer costs more than this.
+        with self._lock:
+            link.feeding = False
+            back = self._give_out([link]) if link.hungry and not self._closed else []
+            look = link.hungry and self._queued()
+        self._end_unhandled(back)
+        if look:
+            self._tokens.put(True)
+
+    def _note(self, link: Link, message: Any) -> None:
         if isinstance(message, Reply):
             self._replied(link, message)
         elif isinstance(message, BatchReply):
@@ -366,17 +381,6 @@ class ProcessExecutor(Executor):
                 item = link.given.get(message.number)
             if item is not None and self._plan.charges is not None:
                 self._plan.charges.report(item.works[0].record, message.cost, message.before)
-        if not link.more_to_read():
-            link.feeding = True
-            self._door.turn()
-            # On the link's own thread: waking another one per answer costs more than this.
-            with self._lock:
-                link.feeding = False
-                back = self._give_out([link]) if link.hungry and not self._closed else []
-                look = link.hungry and self._queued()
-            self._end_unhandled(back)
-            if look:
-                self._tokens.put(True)
 
     def _unread(self, link: Link, message: Unread) -> None:
         """Find the record that the worker cannot read: each of the job is sent alone."""

@@ -6,14 +6,13 @@ import atexit
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -41,8 +40,15 @@ SLOW_S = 5 * WINDOW_S
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
 
+#: longest time for answers to gather while the worker has more to do: less than its window
+GATHER_S = WINDOW_S / 2
+#: calls that a worker keeps while its answers gather: it must not run dry
+KEPT = 2
+READ_BYTES = 1 << 18
+
 #: bytes of a message whose length multiprocessing's connections write in four
 SHORT_MAX = 0x7FFFFFFF
+_SHORT, _LONG = struct.Struct("!i"), struct.Struct("!Q")
 
 #: children that end with this process whatever happens to its runs: they ignore SIGTERM, with which
 #: multiprocessing would end them
@@ -78,7 +84,7 @@ class Link:
         self,
         name: str,
         spec: WorkerSpec,
-        on_message: Callable[[Link, Any], None],
+        on_messages: Callable[[Link, list[Any]], None],
         on_death: Callable[[Link], None],
         on_room: Callable[[], object],
         died: guard.Died,
@@ -105,9 +111,7 @@ class Link:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _RUNNING.add(self)
         childs.close()  # otherwise the pipe would not close when the child dies
-        # The pipe's own poll() builds a selector each time, which costs more than a reply does.
-        self._readable = select.poll()
-        self._readable.register(self._pipe.fileno(), select.POLLIN)
+        # A connection of multiprocessing reads one message at a time, in two calls.
         self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))
         #: what did not fit into the pipe, for the thread that may wait for the child to read
         self._rest: SimpleQueue[memoryview | None] = SimpleQueue()
@@ -125,29 +129,44 @@ class Link:
         self.stack: list[str] = []
         self.stack_received = threading.Event()
         self._latency_s = 0.01
-        self._on_message = on_message
+        self._on_messages = on_messages
         self._on_death = on_death
         self._on_room = on_room
         guard.thread(f"{name}-pipe", self._read, died).start()
         guard.thread(f"{name}-rest", self._send_rest, died).start()
 
     def _read(self) -> None:
+        unread = bytearray()
         while True:
+            self._gather()
             try:
-                message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own child
-            except (EOFError, OSError):
+                data = self._socket.recv(READ_BYTES)
+            except OSError:
                 break
-            if isinstance(message, LogLine):
-                write_log_line(message)
-            elif isinstance(message, StackIs):
-                self.asked, self.stack = False, message.lines
-                self.stack_received.set()
-            else:
-                self._on_message(self, message)
+            if not data:
+                break
+            unread += data
+            answers = []
+            for message in messages_in(unread):
+                if isinstance(message, LogLine):
+                    write_log_line(message)
+                elif isinstance(message, StackIs):
+                    self.asked, self.stack = False, message.lines
+                    self.stack_received.set()
+                else:
+                    answers.append(message)
+            if answers:
+                self._on_messages(self, answers)
         self._rest.put(None)
         self._pipe.close()
         self.process.join(1.0)
         self._on_death(self)
+
+    def _gather(self) -> None:
+        """Let some answers come together: one wake-up for all of them costs less than one each."""
+        spare = len(self.given) - KEPT
+        if spare > 0:
+            time.sleep(min(GATHER_S, spare * self._latency_s))
 
     def _send_rest(self) -> None:
         while (rest := self._rest.get()) is not None:
@@ -159,10 +178,6 @@ class Link:
                 self._on_room()
         with self._sending:
             self._socket.close()
-
-    def more_to_read(self) -> bool:
-        """Whether another message is available."""
-        return bool(self._readable.poll(0))
 
     def send(self, message: Job | Packed | Drop | Warn | AskStack) -> None:
         """Send; never waits for the child to read. Nothing happens if it is gone.
@@ -257,3 +272,26 @@ class Link:
         """
         with self._sending, suppress(OSError):  # it has closed itself already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def messages_in(unread: bytearray) -> Iterator[Any]:
+    """The whole messages at its start, which are removed; as multiprocessing's connections write.
+
+    A message has its length in front: four bytes, or -1 in them and then eight.
+    """
+    start = 0
+    try:
+        while len(unread) - start >= _SHORT.size:
+            (size,) = _SHORT.unpack_from(unread, start)
+            first = start + _SHORT.size
+            if size == -1:
+                if len(unread) - first < _LONG.size:
+                    break
+                (size,) = _LONG.unpack_from(unread, first)
+                first += _LONG.size
+            if len(unread) - first < size:
+                break
+            start = first + size
+            yield pickle.loads(unread[first:start])  # noqa: S301  # from our own child
+    finally:
+        del unread[:start]
