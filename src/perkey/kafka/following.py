@@ -21,8 +21,10 @@ from perkey import guard
 from perkey.errors import ConfigError
 from perkey.kafka.clientlog import with_client_log
 from perkey.kafka.failures import Failures, passes
+from perkey.kafka.log_reader import UNGROUPED, RangeReader
 from perkey.kafka.ports import Word
 from perkey.kafka.settings import ClientSettings
+from perkey.types import TopicPartition as Where
 
 ANSWER_S = 10.0
 #: how long a close waits for a request that no broker answers; its thread then ends by itself
@@ -78,9 +80,7 @@ class LastWords:
         """
         self._properties = {
             **properties,
-            "enable.auto.commit": False,  # the group is never joined: partitions are assigned here
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_uncommitted",
+            **UNGROUPED,  # the group is never joined: partitions are assigned here
             "queued.max.messages.kbytes": BUFFER_KBYTES,
             "enable.partition.eof": whole,
         }
@@ -244,11 +244,8 @@ def words_of(settings: ClientSettings, topic: str) -> list[Line]:
             {
                 "log_level": 0,
                 **settings.admin,
+                **UNGROUPED,
                 "group.id": "perkey-reader",  # never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted",
                 "error_cb": failures.note,
             }
         )
@@ -269,30 +266,32 @@ def _read(consumer: Consumer, bootstrap: str, topic: str) -> list[Line]:
             f"topic {topic} cannot be read at {bootstrap} ({known.error.str()}): give --reports "
             'the topic of App(reports="…")'
         )
-    partitions = [TopicPartition(topic, number, 0) for number in known.partitions]
     # Up to its end at the start: while members write reports, no fetch is empty, so librdkafka
     # never signals an end.
-    ends = {one.partition: consumer.get_watermark_offsets(one, ANSWER_S)[1] for one in partitions}
-    consumer.assign(partitions)
-    left = {number for number, end in ends.items() if end}
+    ranges = {
+        (topic, number): (
+            0, consumer.get_watermark_offsets(TopicPartition(topic, number), ANSWER_S)[1]
+        )
+        for number in known.partitions
+    }  # fmt: skip
+    reader = RangeReader(consumer, _stays)
     words: list[Line] = []
-    deadline = time.monotonic() + READ_S
-    while left:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(left)} of its partitions were not read within {READ_S:g} s")
-        for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):
-            error = message.error()
-            number = message.partition() or 0
-            if error is None:
-                at, _ = stamped(message, time.time())
-                words.append((_bytes(message.key()), _bytes(message.value()), at))
-                if (message.offset() or 0) + 1 >= ends[number]:
-                    left.discard(number)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
-                left.discard(number)
-            elif error.fatal() or not passes(error.code()):
-                raise KafkaException(error)
+    for messages in reader.read(ranges, until=time.monotonic() + READ_S):
+        for message in messages:
+            at, _ = stamped(message, time.time())
+            words.append((_bytes(message.key()), _bytes(message.value()), at))
+    if reader.left:
+        raise TimeoutError(
+            f"{len(reader.left)} of its partitions were not read within {READ_S:g} s"
+        )
     return words
+
+
+def _stays(_: Where, error: KafkaError) -> bool:
+    """Raise an error that will not pass."""
+    if error.fatal() or not passes(error.code()):
+        raise KafkaException(error)
+    return False
 
 
 def _bytes(data: Any) -> bytes | None:

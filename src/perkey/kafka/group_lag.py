@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from perkey.codec import OffsetMap, UnreadableMap, decode
 from perkey.errors import FatalError
 from perkey.kafka import clib_offsets
 from perkey.kafka.clib_offsets import Bounds
 from perkey.kafka.group_offsets import ANSWER_S, GroupOffsets
+from perkey.kafka.log_reader import UNGROUPED, RangeReader
 from perkey.kafka.ports import CommittedOffset, KafkaUnavailable
 from perkey.types import TopicPartition as TopicAndPartition  # the client has one, too
 
@@ -222,35 +223,31 @@ class GroupLag(GroupOffsets):
                 rows[index] = replace(one, oldest_age_s=age_s)
         return rows
 
-    def _read_stamps(self, wanted: Mapping[TopicAndPartition, int | None], deadline: float) -> None:
+    def _read_stamps(self, wanted: Mapping[TopicAndPartition, int], deadline: float) -> None:
         """Read one record of each; after a gap, the next existing one."""
         if self._reader is None:
             config: dict[str, str | int | bool] = {
                 "log_level": "0",
                 **self._properties,
                 "bootstrap.servers": self.bootstrap,
+                **UNGROUPED,
                 "group.id": self.group,  # never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_uncommitted",
-                "auto.offset.reset": "earliest",
                 "max.partition.fetch.bytes": FETCH_BYTES,
                 "queued.max.messages.kbytes": 16 * 1024,
             }
             self._reader = Consumer(config)
-        reader = self._reader
-        left = dict(wanted)
+        reader = RangeReader(self._reader, lambda *_: True)
+        ranges = {where: (offset, offset + 1) for where, offset in wanted.items()}
         try:
-            reader.assign([TopicPartition(*where, offset or 0) for where, offset in left.items()])
-            while left and time.monotonic() < deadline:
-                for message in reader.consume(AGES_AT_A_TIME, 0.1):
+            for messages in reader.read(ranges, until=deadline):
+                for message in messages:
                     topic, number = message.topic(), message.partition()
                     where = (topic or "", -1 if number is None else number)
-                    if where not in left:
-                        continue
-                    kind, stamp_ms = (0, 0) if message.error() else message.timestamp()
-                    self._stamps[where] = (left.pop(where) or 0, stamp_ms if kind else None)
-                    reader.pause([TopicPartition(*where)])
-            reader.unassign()
+                    kind, stamp_ms = message.timestamp()
+                    if where in wanted:
+                        stamp = (wanted[where], stamp_ms if kind else None)
+                        self._stamps.setdefault(where, stamp)
         except KafkaException:
             return  # ages are optional: the rest is still valid
+        for where in wanted.keys() - reader.left.keys():  # an end, or an error: no age
+            self._stamps.setdefault(where, (wanted[where], None))

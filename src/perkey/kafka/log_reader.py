@@ -1,11 +1,12 @@
-"""Ranges of a log, read without a group, and the commits of a group without members."""
+"""Ranges of logs, read without joining a group, and the commits of a group without members."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
+from math import inf
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -34,6 +35,75 @@ QUEUED_KB, QUEUED_MIN = 4_096, 1_000
 #: topic, partition, offset
 Place = tuple[str, int, int]
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
+#: Properties of a consumer that joins no group and reads every record of its ranges. Offsets that
+#: retention has deleted are skipped.
+UNGROUPED: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+    "isolation.level": "read_uncommitted",
+}
+
+
+class RangeReader:
+    """Reads ranges of many partitions with one consumer, made with `UNGROUPED`. Not thread-safe.
+
+    Gaps need no care: a range is read once a record or an end at or past its last offset comes.
+    """
+
+    def __init__(self, consumer: Consumer, on_error: Callable[[Where, KafkaError], bool]) -> None:
+        """`on_error` raises, or returns whether the partition is given up."""
+        self._consumer = consumer
+        self._on_error = on_error
+        #: partitions that are not read yet -> the end of their range
+        self.left: dict[Where, int] = {}
+
+    def read(
+        self, ranges: Mapping[Where, tuple[int, int]], *, silent_s: float = inf, until: float = inf
+    ) -> Iterator[list[Message]]:
+        """The messages of these ranges, and some behind their ends; ascending in each partition.
+
+        Stops with `left` not empty after `silent_s` without any message, and at `until`, in
+        seconds of the monotonic clock.
+        """
+        self.left = {where: end for where, (start, end) in ranges.items() if start < end}
+        if not self.left:
+            return
+        begin = [TopicPartition(*where, ranges[where][0]) for where in self.left]
+        self._consumer.assign(begin)
+        # librdkafka still has those paused that an earlier range paused.
+        self._consumer.resume(begin)
+        last_answer = time.monotonic()
+        try:
+            while self.left:
+                messages = self._consumer.consume(MESSAGES_AT_A_TIME, TURN_S)
+                now = time.monotonic()
+                if messages:
+                    last_answer = now
+                elif now - last_answer > silent_s:
+                    return
+                records = [message for message in messages if self._is_record(message)]
+                if records:
+                    yield records
+                if now > until:
+                    return
+        finally:
+            self._consumer.unassign()
+
+    def _is_record(self, message: Message) -> bool:
+        """Whether it is a record and not an event; a finished partition leaves `left`."""
+        where = (str(message.topic()), _number(message.partition()))
+        error = message.error()
+        if error is None or error.code() == _EOF:
+            # At an end the offset is the next one; the last offset may be a marker.
+            behind = _number(message.offset()) + (error is None)
+            is_over = behind >= self.left.get(where, inf)
+        else:
+            is_over = self._on_error(where, error) and where in self.left
+        if is_over:
+            del self.left[where]
+            self._consumer.pause([TopicPartition(*where)])
+        return error is None
 
 
 class LogReader(Protocol):
@@ -63,67 +133,34 @@ class KafkaLogReader:
 
     def __init__(self, config: Mapping[str, Any], *, as_consumer: bool = False) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`)."""
-        quiet = {"log_level": 2, **config}
+        # As the group's consumer reads, or without what is not committed.
+        level = config["isolation.level"] if as_consumer else "read_committed"
+        quiet = {"log_level": 2, **config, **UNGROUPED, "isolation.level": level}
         # The group does not know a member with this client's id.
         quiet.pop("group.instance.id", None)
-        quiet["enable.partition.eof"] = True
         if as_consumer:  # runs beside the consumer, which has the budget
             quiet |= {"queued.max.messages.kbytes": QUEUED_KB, "queued.min.messages": QUEUED_MIN}
-        else:
-            quiet["isolation.level"] = "read_committed"
-        # Records deleted by retention meanwhile are skipped.
-        self._consumer = Consumer(with_client_log({**quiet, "auto.offset.reset": "earliest"}))
+        self._consumer = Consumer(with_client_log(quiet))
+        self._reader = RangeReader(self._consumer, _refused)
         self._group = str(config["group.id"])
 
     def read(self, ranges: Mapping[Where, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
         """The records at these offsets."""
-        left = {where: end for where, (start, end) in ranges.items() if start < end}
-        if not left:
+        topics = {topic for (topic, _), (start, end) in ranges.items() if start < end}
+        if not topics:
             return
         # Look up the leaders now: otherwise the client looks for them once per second.
-        clib_offsets.refresh(self._consumer, {topic for topic, _ in left}, SILENT_S)
-        begin = [TopicPartition(*where, ranges[where][0]) for where in left]
-        self._consumer.assign(begin)
-        # librdkafka still has those paused that an earlier range paused.
-        self._consumer.resume(begin)
-        last_answer = time.monotonic()
-        try:
-            while left:
-                messages = self._consumer.consume(MESSAGES_AT_A_TIME, TURN_S)
-                if messages:
-                    last_answer = time.monotonic()
-                elif time.monotonic() - last_answer > SILENT_S:
-                    topic, partition = next(iter(left))
-                    raise KafkaUnavailable(
-                        f"{topic}[{partition}] cannot be read: nothing came for {SILENT_S:.0f} s"
-                    )
-                yield from self._wanted(messages, left)
-        finally:
-            self._consumer.unassign()
-
-    def _wanted(self, messages: list[Message], left: dict[Where, int]) -> Iterator[list[Record]]:
-        """The records of these messages that are in range; finished partitions leave `left`."""
-        ends = dict(left)
-        for one in messages:
-            where = (str(one.topic()), _number(one.partition()))
-            error = one.error()
-            if error is not None and error.code() != _EOF:
-                # ConfigError for permanent errors.
-                if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
-                if error.fatal():
-                    raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
-                continue
-            # At an end the offset is the next one; the last offset may be a marker.
-            behind = _number(one.offset()) + (error is None)
-            if where in left and behind >= left[where]:
-                del left[where]
-                self._consumer.pause([TopicPartition(*where)])
-        for batch in batches_of([one for one in messages if one.error() is None]):
-            end = ends.get((batch.topic, batch.partition), 0)
-            records = [one for one in batch.records if one.offset < end]
-            if records:
-                yield records
+        clib_offsets.refresh(self._consumer, topics, SILENT_S)
+        for messages in self._reader.read(ranges, silent_s=SILENT_S):
+            for batch in batches_of(messages):
+                _, end = ranges.get((batch.topic, batch.partition), (0, 0))
+                records = [record for record in batch.records if record.offset < end]
+                if records:
+                    yield records
+        for topic, partition in self._reader.left:
+            raise KafkaUnavailable(
+                f"{topic}[{partition}] cannot be read: nothing came for {SILENT_S:.0f} s"
+            )
 
     def committed(
         self, partitions: Sequence[Where], timeout_s: float
@@ -154,6 +191,16 @@ class KafkaLogReader:
     def close(self) -> None:
         """Close the client."""
         self._consumer.close()
+
+
+def _refused(where: Where, error: KafkaError) -> bool:
+    """Raise ConfigError for permanent errors, KafkaUnavailable for fatal ones."""
+    topic, partition = where
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise ConfigError(f"topic {topic} may not be read: {reason(error.code())}")
+    if error.fatal():
+        raise KafkaUnavailable(f"{topic}[{partition}] cannot be read: {error.str()}")
+    return False
 
 
 def _number(given: int | None) -> int:

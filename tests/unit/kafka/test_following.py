@@ -32,6 +32,9 @@ class Message:
     def error(self):
         return self._error
 
+    def topic(self):
+        return "t"
+
     def partition(self):
         return 0
 
@@ -274,8 +277,15 @@ class All:
     def consume(self, count, timeout_s):
         return self.given.pop(0) if self.given else []
 
-    def close(self):
+    def resume(self, partitions):
+        """Nothing is paused."""
+
+    pause = resume
+
+    def unassign(self):
         """Nothing."""
+
+    close = unassign
 
 
 SETTINGS = client_settings(
