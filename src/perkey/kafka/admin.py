@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     Consumer,
     ConsumerGroupState,
     IsolationLevel,
@@ -111,24 +112,6 @@ class StaticMember(NamedTuple):
     client_id: str
 
 
-def list_offsets(
-    client: AdminClient,
-    asked: Mapping[KafkaPartition, OffsetSpec],
-    level: IsolationLevel,
-    timeout_s: float,
-) -> dict[KafkaPartition, Future[Any]]:
-    """`AdminClient.list_offsets` without a crash of librdkafka: see clib_offsets."""
-    return {
-        one: future
-        for some in portions(list(asked))
-        for one, future in client.list_offsets(
-            {one: asked[one] for one in some},
-            isolation_level=level,
-            request_timeout=max(LEAST_S, timeout_s),
-        ).items()
-    }
-
-
 def answers(
     futures: Mapping[K, Future[T]], timeout_s: float, absent: frozenset[int] = frozenset()
 ) -> dict[K, T]:
@@ -145,6 +128,38 @@ def answers(
             if raised_code(error) not in absent:
                 raise
     return results
+
+
+def list_offsets(
+    client: AdminClient,
+    asked: Mapping[TopicPartition, OffsetSpec],
+    level: IsolationLevel,
+    timeout_s: float,
+    *,
+    late_s: float = _GRACE_S,
+    absent: frozenset[int] = frozenset(),
+) -> dict[TopicPartition, int]:
+    """The offset of each partition, without those that failed with a code of `absent`.
+
+    -1: no record is as late as the time. In portions, without a crash of librdkafka: see
+    clib_offsets. Raises KafkaException, and TimeoutError if there is no answer in time; `late_s`
+    is how much later than `timeout_s` the client may report it.
+    """
+    wanted = {KafkaPartition(*where): spec for where, spec in asked.items()}
+    futures = {
+        place: future
+        for portion in portions(list(wanted))
+        for place, future in client.list_offsets(
+            {place: wanted[place] for place in portion},
+            isolation_level=level,
+            request_timeout=max(LEAST_S, timeout_s),
+        ).items()
+    }
+    found = answers(futures, timeout_s + late_s, absent)
+    for place, at in found.items():
+        if at.offset == OFFSET_INVALID:  # and no error
+            raise TimeoutError(f"the leader of {place.topic}[{place.partition}] did not answer")
+    return {(place.topic, place.partition): at.offset for place, at in found.items()}
 
 
 class KafkaAdmin:
@@ -249,26 +264,23 @@ class KafkaAdmin:
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         at = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else _ENDS[spec]
-        asked = {KafkaPartition(*one): at for one in partitions}
+        asked = dict.fromkeys(partitions, at)
         if not asked:
             return {}
 
         def ask(left_s: float) -> dict[TopicPartition, int]:
-            futures = list_offsets(self._client, asked, level, left_s)
             try:
-                found = answers(futures, left_s + _GRACE_S, _MISSING)
+                return list_offsets(self._client, asked, level, left_s, absent=_MISSING)
             except KafkaException as error:
                 if raised_code(error) != _NO_LEADERS:
                     raise
                 # Checks that one of them exists; ConfigError if this login may not know.
-                here = self.describe([one.topic for one in asked], left_s)
+                here = self.describe([topic for topic, _ in asked], left_s)
                 if any(
-                    one.topic in here and one.partition < here[one.topic].partitions
-                    for one in asked
+                    topic in here and number < here[topic].partitions for topic, number in asked
                 ):
                     raise
                 return {}
-            return {(one.topic, one.partition): at.offset for one, at in found.items()}
 
         return self._within(timeout_s, "ask for offsets", ask)
 

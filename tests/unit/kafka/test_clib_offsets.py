@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from perkey.kafka import clib, clib_offsets
@@ -166,16 +167,35 @@ def test_many_partitions_are_asked_for_in_portions(monkeypatch, count, sizes) ->
     assert set(found) == set(where)
 
 
+class Admin:
+    """An admin client that answers with this offset for each partition."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self.requests = offset, []
+
+    def list_offsets(self, asked: Any, **given: Any) -> dict[Any, Future[Any]]:
+        self.requests.append((len(asked), given["request_timeout"]))
+        futures = {place: Future() for place in asked}
+        for future in futures.values():
+            future.set_result(SimpleNamespace(offset=self.offset))
+        return futures
+
+
+def asked(client: Any, count: int) -> dict[tuple[str, int], int]:
+    """The ends of so many partitions."""
+    wanted = {("t", number): OffsetSpec.latest() for number in range(count)}
+    return list_offsets(client, wanted, IsolationLevel.READ_COMMITTED, 0.05)
+
+
 def test_an_admin_client_asks_in_portions() -> None:
     """The same bug lies behind its list_offsets."""
-    given = []
+    client = Admin(7)
+    assert asked(client, 450) == {("t", number): 7 for number in range(450)}
+    assert client.requests == [(200, 1.0), (200, 1.0), (50, 1.0)]
 
-    class Admin:
-        def list_offsets(self, asked: Any, **more: Any) -> dict[Any, Any]:
-            given.append((len(asked), more["request_timeout"]))
-            return dict.fromkeys(asked)
 
-    wanted = {TopicPartition("t", number): OffsetSpec.latest() for number in range(450)}
-    found = list_offsets(Admin(), wanted, IsolationLevel.READ_COMMITTED, 0.05)
-    assert given == [(200, 1.0), (200, 1.0), (50, 1.0)]
-    assert list(found) == list(wanted)
+def test_a_leader_that_did_not_answer_is_no_offset() -> None:
+    """The client gives -1001 and no error: taken for an end of the log it looked like lost data."""
+    assert asked(Admin(-1), 1) == {("t", 0): -1}  # no record is as late as that
+    with pytest.raises(TimeoutError, match=r"t\[0\] did not answer"):
+        asked(Admin(OFFSET_INVALID), 1)

@@ -33,7 +33,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from perkey.kafka.admin import answers, list_offsets
+from perkey.kafka.admin import list_offsets
 from perkey.spark.sink import protocol as p
 from perkey.spark.sink.columns import Packed, Rows, hashes_of, packed_of, rows_of
 from perkey.spark.sink.options import SinkOptions
@@ -378,10 +378,8 @@ class Client:
         timeout_s = request_timeout_s(self._options.kafka)
 
         def asked(_: float) -> dict[Place, int]:
-            ends = {TopicPartition(*place): LOG_END for place in places}
-            futures = list_offsets(self._admin(), ends, isolation, timeout_s)
-            found = answers(futures, timeout_s + LATE_S)
-            return {(tp.topic, tp.partition): at.offset for tp, at in found.items()}
+            ends = dict.fromkeys(places, LOG_END)
+            return list_offsets(self._admin(), ends, isolation, timeout_s, late_s=LATE_S)
 
         ends: dict[Place, int] = self._again(asked)
         return ends

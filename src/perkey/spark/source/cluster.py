@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -155,10 +154,9 @@ class Cluster:
 
     def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
         def listed() -> dict[TopicPartition, int]:
-            asked = {KafkaPartition(*tp): spec for tp, spec in specs.items()}
-            futures = list_offsets(self._admin, asked, self._isolation, self._timeout_s)
-            found = answers(futures, self._timeout_s + LATE_S, MISSING)
-            return {(tp.topic, tp.partition): offset_of(at.offset) for tp, at in found.items()}
+            return list_offsets(
+                self._admin, specs, self._isolation, self._timeout_s, late_s=LATE_S, absent=MISSING
+            )
 
         return self._asked(listed) if specs else {}
 
@@ -208,13 +206,6 @@ class Cluster:
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error = error.str()
-
-
-def offset_of(offset: int) -> int:
-    """The offset; TimeoutError if the leader did not respond in time."""
-    if offset == OFFSET_INVALID:
-        raise TimeoutError("the partition's leader did not answer")
-    return offset
 
 
 def request_timeout_s(kafka: Properties) -> float:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from perkey.spark.source.cluster import Cluster, is_final, may_come_back, offset_of
+from perkey.spark.source.cluster import Cluster, is_final, may_come_back
 from perkey.spark.source.options import source_options
 
 
@@ -36,13 +36,6 @@ def test_an_answer_that_no_one_thought_of_is_waited_out():
     assert not is_final(KafkaException(KafkaError(KafkaError.UNKNOWN)))
     assert not is_final(TimeoutError())
     assert is_final(KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED)))
-
-
-def test_a_leader_that_did_not_answer_is_no_offset():
-    """The client gives -1001 and no error: taken for an end of the log it looked like lost data."""
-    assert (offset_of(0), offset_of(-1)) == (0, -1)  # -1: nothing is that late
-    with pytest.raises(TimeoutError, match="did not answer"):
-        offset_of(OFFSET_INVALID)
 
 
 @pytest.mark.parametrize("code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH])
