@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
 from perkey.errors import ConfigError
-from perkey.kafka import clib_offsets, ports
+from perkey.kafka import ports
+from perkey.kafka.admin import KafkaAdmin
 from perkey.kafka.clientlog import with_client_log
 from perkey.kafka.connect import RealConnection
 from perkey.kafka.consumer import KafkaConsumer
@@ -22,45 +23,24 @@ ASKED_S = 10.0
 Ranges = Mapping[ports.TopicPartition, tuple[int, int]]
 
 
-def ranges_of(
-    settings: ClientSettings, topic: str, numbers: int, from_ms: int, to_ms: int
-) -> Ranges:
+def ranges_of(admin: KafkaAdmin, topic: str, numbers: int, from_ms: int, to_ms: int) -> Ranges:
     """The offsets of these times in each partition, without empty ones.
 
-    Raises KafkaUnavailable if the brokers do not answer.
+    Raises KafkaUnavailable if the brokers do not answer for every partition.
     """
     where = [(topic, number) for number in range(numbers)]
-    consumer = Consumer(with_client_log(settings.consumer))
-    try:
-        clib_offsets.refresh(consumer, {topic}, ASKED_S)
-        logs = clib_offsets.bounds_soon(consumer, where, ["start", "end", "stable_end"], ASKED_S)
-        starts, ends = (_at_time(consumer, where, ms) for ms in (from_ms, to_ms))
-    finally:
-        consumer.close()
-    if len(logs) < len(where):
-        raise KafkaUnavailable(f"a partition of {topic} has no leader that answers")
-    found = {}
-    for one, start, end in zip(where, starts, ends, strict=True):
-        last = min(logs[one].end, logs[one].stable_end)
-        begin = start if start >= 0 else last  # nothing is as late as that
-        stop = min(end, last) if end >= 0 else last
-        if begin < stop:
-            found[one] = (begin, stop)
-    return found
-
-
-def _at_time(consumer: Consumer, where: Sequence[ports.TopicPartition], unix_ms: int) -> list[int]:
-    """The first offset of this time or later in each partition; negative: there is none."""
-    asked = [TopicPartition(*one, unix_ms) for one in where]
-    try:
-        found = consumer.offsets_for_times(asked, timeout=ASKED_S)
-    except KafkaException as error:
-        raise KafkaUnavailable(f"offsets by time: {error.args[0].str()}") from error
-    for one in found:
-        if one.error is not None:  # its offset is -1 as well
-            place = f"{one.topic}[{one.partition}]"
-            raise KafkaUnavailable(f"offsets by time of {place}: {one.error.str()}")
-    return [one.offset for one in found]
+    lasts = admin.offsets(where, "end", committed=True, timeout_s=ASKED_S)
+    starts, ends = (admin.offsets(where, ms, timeout_s=ASKED_S) for ms in (from_ms, to_ms))
+    ranges = {}
+    for place in where:
+        if not all(place in offsets for offsets in (lasts, starts, ends)):
+            raise KafkaUnavailable(f"{topic}[{place[1]}] has no leader that answers")
+        last = lasts[place]
+        # -1: no record is as late as that
+        start, end = (last if one[place] == -1 else min(one[place], last) for one in (starts, ends))
+        if start < end:
+            ranges[place] = (start, end)
+    return ranges
 
 
 class RangeConsumer(KafkaConsumer):
@@ -146,7 +126,8 @@ class RangeConnection(RealConnection):
 
     def look(self, partitions: int, from_ms: int, to_ms: int) -> None:
         """Find the offsets of a time range; ConfigError if it holds no record."""
-        self.ranges = ranges_of(self.settings, self._topic, partitions, from_ms, to_ms)
+        with KafkaAdmin(self.settings) as admin:
+            self.ranges = ranges_of(admin, self._topic, partitions, from_ms, to_ms)
         if not self.ranges:
             raise ConfigError(f"{self._topic} has no record between --from and --to")
 

@@ -2,74 +2,44 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from perkey.kafka import range_consumer
-from perkey.kafka.clib_offsets import Bounds
 from perkey.kafka.ports import KafkaUnavailable
 from perkey.kafka.range_consumer import ranges_of
 
-MOVED = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)
+HERE = ("t", 0)
 
 
-class Answer:
-    """One partition's answer: an offset, or an error, which has no offset."""
+class Admin:
+    """Answers for a log of 100 records; None: the partition is missing in the answer."""
 
-    def __init__(self, offset: int, error: KafkaError | None = None) -> None:
-        self.topic, self.partition, self.offset, self.error = "t", 0, offset, error
+    def __init__(self, first: int | None, last: int | None, end: int | None = 100) -> None:
+        self.by_spec = {1_000: first, 2_000: last, "end": end}
 
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch):
-    """Ranges of a log of 100 records, with these answers for its two times."""
-
-    def ranges(*answers: Any) -> Any:
-        left = list(answers)
-
-        class Client:
-            def __init__(self, _config: Any) -> None:
-                """Connects to nothing."""
-
-            def offsets_for_times(self, _asked: list[TopicPartition], **_: Any) -> list[Any]:
-                if isinstance(left[0], Exception):
-                    raise left.pop(0)
-                return [left.pop(0)]
-
-            def close(self) -> None:
-                """Nothing is open."""
-
-        monkeypatch.setattr(range_consumer, "Consumer", Client)
-        monkeypatch.setattr(range_consumer.clib_offsets, "refresh", lambda *_: None)
-        log = {("t", 0): Bounds(0, 100, 100)}
-        monkeypatch.setattr(range_consumer.clib_offsets, "bounds_soon", lambda *_: log)
-        return ranges_of(SimpleNamespace(consumer={}), "t", 1, 1_000, 2_000)
-
-    return ranges
+    def offsets(self, _places: Any, spec: Any, **_: Any) -> dict[Any, int]:
+        offset = self.by_spec[spec]
+        return {} if offset is None else {HERE: offset}
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "found"),
-    [(10, 20, (10, 20)), (10, -1, (10, 100)), (-1, -1, None), (10, 10, None)],
+    ("first", "last", "ranges"),
+    [(10, 20, {HERE: (10, 20)}), (10, -1, {HERE: (10, 100)}), (-1, -1, {}), (10, 10, {})],
 )
-def test_no_record_as_late_means_the_end_of_the_log(asked, first: int, last: int, found: Any):
+def test_no_record_as_late_means_the_end_of_the_log(first: int, last: int, ranges: Any) -> None:
     """And a range without records is left out."""
-    assert asked(Answer(first), Answer(last)) == ({} if found is None else {("t", 0): found})
+    assert ranges_of(Admin(first, last), "t", 1, 1_000, 2_000) == ranges
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        (Answer(-1, MOVED), Answer(20)),
-        (Answer(10), Answer(-1, MOVED)),
-        (KafkaException(KafkaError(KafkaError._TIMED_OUT)),),
-    ],
-    ids=["first", "last", "request"],
-)
-def test_an_error_is_not_taken_for_the_end_of_the_log(asked, answers: Any):
+def test_records_of_an_open_transaction_are_out_of_range() -> None:
+    """A read_committed reader would wait for them."""
+    assert ranges_of(Admin(10, 99, end=50), "t", 1, 1_000, 2_000) == {HERE: (10, 50)}
+    assert ranges_of(Admin(60, 99, end=50), "t", 1, 1_000, 2_000) == {}
+
+
+@pytest.mark.parametrize("answers", [(None, 20), (10, None), (10, 20, None)])
+def test_a_missing_answer_is_not_taken_for_the_end_of_the_log(answers: Any) -> None:
     """Else the partition would be left out, or handled beyond its range."""
-    with pytest.raises(KafkaUnavailable, match="t"):
-        asked(*answers)
+    with pytest.raises(KafkaUnavailable, match=r"t\[0\]"):
+        ranges_of(Admin(*answers), "t", 1, 1_000, 2_000)
