@@ -77,15 +77,14 @@ class RangeReader:
         try:
             while self.left:
                 messages = self._consumer.consume(MESSAGES_AT_A_TIME, TURN_S)
-                now = time.monotonic()
-                if messages:
-                    last_answer = now
-                elif now - last_answer > silent_s:
+                if not messages and time.monotonic() - last_answer > silent_s:
                     return
                 records = [message for message in messages if self._is_record(message)]
                 if records:
                     yield records
-                if now > until:
+                if messages:  # after the caller, whose time is not silence
+                    last_answer = time.monotonic()
+                if time.monotonic() > until:
                     return
         finally:
             self._consumer.unassign()

@@ -97,3 +97,14 @@ def test_limits_leave_the_partitions_that_were_not_read(
     client = Client([Message(0, 0)], [Message(1, 0)])
     assert read(client, {0: (0, 1), 1: (0, 2)}, **limits) == ([(0, 0), (1, 0)], [1])
     assert next(passed) < 12
+
+
+def test_the_time_of_a_slow_caller_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that sends a batch for a minute then read no end and reported the broker as gone."""
+    clock = [0.0]
+    monkeypatch.setattr(log_reader.time, "monotonic", lambda: clock[0])
+    client: Any = Client([Message(0, 0)], [], [Message(0, 1)])
+    reader = RangeReader(client, lambda *_: True)
+    for _ in reader.read({("t", 0): (0, 2)}, silent_s=5.0):
+        clock[0] += 60.0
+    assert not reader.left
