@@ -2,7 +2,9 @@
 
 confluent-kafka queries one partition at a time (400 take 2.6 s, and one without a leader delays the
 others until it times out), and in a read_committed consumer only up to open transactions.
-librdkafka's ListOffsets works on any client and answers for each partition separately.
+librdkafka's ListOffsets works on any client and answers for each partition separately. An admin
+client beside each consumer would cost a login, 6 threads and the connections to all brokers, and
+answers later: 8.4 ms instead of 4.5 ms for 400 partitions on three mock brokers.
 
 librdkafka (2.16) first finds the leaders on the calling thread, comparing each partition with each
 other one. If the time-out expires before that, its own thread ends the request and the calling
