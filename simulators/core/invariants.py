@@ -274,7 +274,7 @@ def _check_rotation(state: EngineState, handler: Handler) -> None:
         _need(one.listed, one, "stands in the rotation and does not know")
     for partition in state.partitions.values():
         if partition.handler is handler:
-            idle = not (partition.lanes.ready and partition.startable)
+            idle = not (partition.lanes.ready and not partition.gate.reasons)
             _need(idle or partition.listed, partition, "has something ready and no turn")
             stands = not partition.listed or partition in standing
             _need(stands, partition, "knows that it stands in the rotation, and does not")

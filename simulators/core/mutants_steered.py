@@ -6,6 +6,7 @@ from typing import Any
 
 from perkey.core.engine import Engine
 from perkey.core.events import Steering
+from perkey.core.gates import Gate
 from perkey.core.partition import Partition
 from perkey.core.scheduling import Handler, Pauses, Slots
 from simulators.core import profiles
@@ -20,6 +21,16 @@ def _pause_by_command_forgotten(original: Any) -> Any:
         self.steering = steering
 
     return apply
+
+
+@mutant(Gate, "open", "L1", "L2", "L4")
+def _gate_never_opens(original: Any) -> Any:
+    return lambda _self, _why: None
+
+
+@mutant(Gate, "close", "S7", "S11", first_seed=profiles.STEERED)
+def _gate_never_closes(original: Any) -> Any:
+    return lambda _self, _why: None
 
 
 @mutant(Slots, "resize", "S9", first_seed=profiles.STEERED)

@@ -20,6 +20,7 @@ from perkey.core import states
 from perkey.core.budgets import SharedBudget
 from perkey.core.engine import Engine
 from perkey.core.events import AT_MOST_ONCE, Pause
+from perkey.core.gates import STOPPING
 from perkey.core.partition import Partition
 from perkey.core.retries import BRAKE, WHOLE
 from perkey.core.scheduling import Handler
@@ -126,8 +127,8 @@ class Part(NamedTuple):
     map_edge: int
     #: failing, parked and held records that did not fit into the last commit
     left_out: int
-    user_paused: bool
-    command_paused: bool
+    #: why nothing of it starts
+    reasons: frozenset[str]
     intake_paused: bool
     #: place -> number of records
     places: dict[str, int]
@@ -152,8 +153,8 @@ class Part(NamedTuple):
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
-    "commit.map_limit", "reach.taken", "reach.edge", "memory.shed", "user_paused",
-    "command_paused", "intake_paused",
+    "commit.map_limit", "reach.taken", "reach.edge", "memory.shed", "gate.reasons",
+    "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
 #: partitions and records per slice: other threads get the door between two slices
@@ -254,7 +255,7 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         [],
         state.handlers,
         {handler.name: handler.tokens_due() for handler in state.handlers},
-        sorted(state.halts),
+        sorted(state.gate.reasons - {STOPPING}),
         state.pauses.topics,
         state.pauses.steering.pauses,
         state.stop_mode,

@@ -9,6 +9,7 @@ from perkey.account.account import PLACES, Account, Away, Part, Spent, Unread
 from perkey.account.blockers import blocker_row, blockers, record_row, waiting
 from perkey.account.shown import error_row, shown_key
 from perkey.core import states
+from perkey.core.gates import COMMAND, PAUSED
 from perkey.core.offsets import PRESSURE
 from perkey.core.scheduling import Handler
 from perkey.core.work import Work
@@ -83,7 +84,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         room = max(1, int(part.map_limit * PRESSURE))
         used = round(min(1.0, max(part.map_chars, part.map_taken) / room), 3)
     causes = (
-        ("user", part.user_paused), ("command", part.command_paused),
+        ("user", PAUSED in part.reasons), ("command", COMMAND in part.reasons),
         ("buffers", part.intake_paused),
     )  # fmt: skip
     return {
@@ -117,7 +118,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "map_used": used,
         "past_map": part.places["past_map"],
         "not_remembered": min(part.left_out, part.not_done),
-        "paused": part.user_paused or part.command_paused or part.intake_paused,
+        "paused": bool(part.reasons & {PAUSED, COMMAND}) or part.intake_paused,
         "paused_by": [name for name, holds in causes if holds],
         **_NO_PLACE,
     }

@@ -6,6 +6,7 @@ Every module from the ground up; one imports only those of lower floors (types a
     1  events        all input
     1  effects       all output
     1  buckets       token buckets
+    1  gates         why a member, a handler or a partition starts no calls
     2  work          one record on its way, and its failures
     2  portions      what goes into one transaction
     3  offsets       which offsets are done, and which may start

@@ -222,7 +222,7 @@ class Batching:
             if work.state != states.QUEUED:
                 continue
             lane = _lane(work)
-            may = partition.startable and lane not in went_back
+            may = not partition.gate.reasons and lane not in went_back
             if may and partition.may_start(work, looked, works):
                 works.append(work)
                 started.add(lane)
@@ -230,10 +230,10 @@ class Batching:
                 went_back.add(lane)
                 if lane in started:
                     continue
-                if partition.startable:
-                    partition.handler.put_far(work)
-                else:
+                if partition.gate.reasons:
                     partition.lanes.put_back([work])
+                else:
+                    partition.handler.put_far(work)
         return works, went_back
 
     def next_due(self, handler: Handler) -> float | None:
@@ -246,7 +246,7 @@ class Batching:
     def waiting(self) -> bool:
         """Whether an open batch has records."""
         return any(
-            work.state == states.QUEUED and work.partition.startable
+            work.state == states.QUEUED and not work.partition.gate.reasons
             for groups in self._open
             for gathering in groups.values()
             for work in gathering.works

@@ -120,7 +120,7 @@ class SharedBudget:
         while rotation:
             partition = rotation.popleft()
             partition.listed = False
-            if partition.startable:
+            if not partition.gate.reasons:
                 lanes = partition.lanes
                 for work in lanes.take(len(lanes.ready)):
                     lanes.unpaid[work.offset] = work
@@ -178,7 +178,7 @@ class SharedBudget:
             lanes = partition.lanes
             while queue and not lanes.is_unpaid(queue[0]):
                 queue.popleft()  # skipped by a command, or its epoch has ended
-            if queue and partition.startable:
+            if queue and not partition.gate.reasons:
                 return queue[0]
             del line[partition]
             back = []

@@ -20,6 +20,7 @@ from perkey.core.commits import Commits, Plans
 from perkey.core.endings import Endings
 from perkey.core.engine_state import EngineState, Epochs
 from perkey.core.events import Limits
+from perkey.core.gates import STOPPING
 from perkey.core.memory import Returns
 from perkey.core.relief import Relief
 from perkey.types import ErrorInfo, Record, Sent, StopMode
@@ -373,7 +374,7 @@ class Engine:
     def halt(self, now: float, reason: str, *, on: bool) -> None:
         """Start nothing (or start again) for an external reason: outputs or results back up."""
         self.state.now = now
-        (self.state.halts.add if on else self.state.halts.discard)(reason)
+        self.state.gate.put(reason, on=on)
         self._turn()
 
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:
@@ -427,6 +428,8 @@ class Engine:
         present = self.state.stop_mode
         if present is None or order.index(mode) > order.index(present):
             self.state.stop_mode = mode
+        if self.state.stop_mode != "buffered":
+            self.state.gate.close(STOPPING)
         if self.state.stop_mode == "now":
             self.state.closing(list(self.state.partitions.values()))
         self._turn()
@@ -474,7 +477,7 @@ class Engine:
     def _may_start(self, handler: Handler) -> bool:
         """Whether nothing blocks starts in general."""
         state = self.state
-        if state.halts or state.stop_mode not in (None, "buffered"):
+        if state.gate.reasons:
             return False
         return not (handler.exact and state.portions.full(state.partitions.values()))
 
@@ -514,7 +517,7 @@ class Engine:
                 or partition.lanes.unpaid
                 or partition.retrying
                 for partition in state.partitions.values()
-                if partition.startable
+                if not partition.gate.reasons
             )
         if state.stop_mode == "now" or not busy:
             state.drained = True

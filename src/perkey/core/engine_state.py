@@ -21,6 +21,7 @@ from perkey.core.budgets import budgets_of, divide
 from perkey.core.commits import CommitState
 from perkey.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from perkey.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
+from perkey.core.gates import Gate
 from perkey.core.memory import Memory
 from perkey.core.offsets import Offsets
 from perkey.core.partition import Partition
@@ -88,8 +89,8 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: partitions with records that are kept as offsets
         self.shelving: dict[Partition, None] = {}
-        #: why nothing may start, besides the causes of each partition
-        self.halts: set[str] = set()
+        #: why nothing of this member may start
+        self.gate = Gate()
         self.pauses = Pauses()
         #: results are read: every finished record is reported
         self.reporting = False

@@ -272,7 +272,7 @@ class Returns:
                 shelves.look_again()
             if not shelves:
                 state.watch_shelves(partition, on=False)
-            elif (lanes.wanted or lanes.dry) and not shelves.asked and partition.startable:
+            elif (lanes.wanted or lanes.dry) and not shelves.asked and not partition.gate.reasons:
                 room = state.flow.room(state.partitions.values())
                 most = min(RECORDS_MAX, int(limits.buffer_records * SHARE), room.records)
                 most = max(1, most) if room.share > 0 else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perkey.core import states
 from perkey.core.events import AT_MOST_ONCE
+from perkey.core.gates import REVOKING, Gate
 from perkey.core.lanes import Lanes
 from perkey.core.memory import Shelves
 from perkey.core.offsets import Reach
@@ -42,12 +43,8 @@ class Partition:
     memory: Memory = field(init=False)
     shelves: Shelves = field(init=False)
     state: int = states.OPEN
-    #: paused by the user
-    user_paused: bool = False
-    #: paused by a command
-    command_paused: bool = False
-    #: False while nothing of it may start (revoking, closed, paused by the user or a command)
-    startable: bool = True
+    #: why nothing of it may start
+    gate: Gate = field(default_factory=Gate)
     #: True while it is in its handler's rotation
     listed: bool = False
     #: not fetched for now
@@ -82,17 +79,7 @@ class Partition:
                 f"{self!r} cannot go from {EPOCH_NAMES[self.state]} to {EPOCH_NAMES[state]}"
             )
         self.state = state
-        self.startable = False
-
-    def pause(self, *, user: bool, command: bool) -> None:
-        """Set or clear the pauses by the user and by command."""
-        self.user_paused, self.command_paused = user, command
-        self.startable = not (user or command) and self.state == states.OPEN
-
-    @property
-    def paused(self) -> bool:
-        """Whether the user or a command has paused it."""
-        return self.user_paused or self.command_paused
+        self.gate.close(REVOKING)
 
     # -- intake ----------------------------------------------------------------------------------
 

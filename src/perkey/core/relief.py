@@ -50,7 +50,7 @@ class Relief:
         if state.stop_mode is not None:
             return
         for partition in state.partitions.values():
-            if partition.handler is not handler or not partition.parked or not partition.startable:
+            if partition.handler is not handler or not partition.parked or partition.gate.reasons:
                 continue
             last = self._going.get(partition.where)
             going = last is not None and last.failure is not None and last.failure.given_up

@@ -444,7 +444,7 @@ class Outages:
             work = outage.waiting.popleft()
             if not work.partition.lanes.is_aside(work):
                 continue
-            if work.partition.startable:
+            if not work.partition.gate.reasons:
                 self._back(work)
                 return
             outage.waiting.append(work)

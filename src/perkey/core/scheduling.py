@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perkey.core.buckets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
+from perkey.core.gates import COMMAND, PAUSED
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
 from perkey.core.work import Call
@@ -132,7 +133,7 @@ class Handler:
 
     def enlist(self, partition: Partition) -> None:
         """The same for one that may already be in it, or may not start."""
-        if partition.lanes.ready and partition.startable and not partition.listed:
+        if partition.lanes.ready and not partition.gate.reasons and not partition.listed:
             self.enqueue(partition)
 
     def take(self, now: float, most: int) -> list[Work]:
@@ -165,7 +166,7 @@ class Handler:
             partition = rotation.popleft()
             lanes = partition.lanes
             ready = lanes.ready
-            if not ready or not partition.startable:
+            if not ready or partition.gate.reasons:
                 partition.listed = False
                 continue
             work = ready.popleft()
@@ -183,7 +184,7 @@ class Handler:
     def _take_share(self, share: int, works: list[Work], looked: dict[Partition, None]) -> None:
         """Up to `share` records of the next partition."""
         partition = self.rotation.popleft()
-        if not partition.startable:
+        if partition.gate.reasons:
             partition.listed = False
             return
         lanes, limit = partition.lanes, partition.reach.limit
@@ -509,5 +510,6 @@ class Pauses:
         """Pause or resume the partition accordingly."""
         topic, handler = partition.topic, partition.handler
         by_command = any(one.holds(topic, handler.index) for one in self.steering.pauses)
-        partition.pause(user=self._all != (topic in self._toggled), command=by_command)
+        partition.gate.put(PAUSED, on=self._all != (topic in self._toggled))
+        partition.gate.put(COMMAND, on=by_command)
         handler.enlist(partition)

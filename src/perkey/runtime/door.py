@@ -26,6 +26,7 @@ from perkey.account.account import Account, begin, copies, slices
 from perkey.core.effects import Effect
 from perkey.core.engine import Engine
 from perkey.core.events import Ended
+from perkey.core.gates import MEMBERSHIP
 from perkey.core.partition import Partition
 from perkey.core.states import InternalError
 from perkey.core.work import Call, Work
@@ -252,7 +253,7 @@ class Door:
         late = since_boot() - self.round_at > SUSPENDED_S
         if late and not (self.in_doubt or self.left):
             self.in_doubt = True
-            engine.halt(self.clock(), "membership", on=True)
+            engine.halt(self.clock(), MEMBERSHIP, on=True)
         done, ended, events = self.done, self.ended, self._events
         while done or ended or events:
             # Each is taken once: what comes later is for the next round. Events are counted last

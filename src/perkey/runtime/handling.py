@@ -225,4 +225,4 @@ def may_call(work: Work, *, at_most_once: bool) -> bool:
     Its partition may be revoked, or have been revoked, since then: another member handles it. With
     at_most_once it is marked as started, so no other member would.
     """
-    return work.state == RUNNING and (work.partition.startable or at_most_once)
+    return work.state == RUNNING and (at_most_once or not work.partition.gate.reasons)

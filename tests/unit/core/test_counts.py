@@ -291,10 +291,10 @@ def test_whatever_happens_what_may_start_does(make_desk, event):
     """Every event ends with a turn: nothing waits for the next one."""
     desk = make_desk(HandlerSpec("h", ordering="unordered"))
     (part,) = desk.assign(0)
-    desk.engine.state.halts.add("test")
+    desk.engine.state.gate.close("test")
     desk.poll(part, 0)
     assert desk.started() == []
-    desk.engine.state.halts.clear()
+    desk.engine.state.gate.open("test")
     arguments, named = TURNS[event]
     desk.do(event, *arguments, **named)
     assert offsets(desk.started()) == [0]

@@ -122,7 +122,7 @@ def test_the_end_of_the_log_is_the_one_heard_of_last():
 def test_a_new_epoch_is_open_and_holds_nothing():
     """Its records may start; nothing is counted yet, nothing known of the end of the log."""
     part = partition()
-    assert (part.state, part.startable, part.user_paused) == (states.OPEN, True, False)
+    assert (part.state, part.gate.reasons) == (states.OPEN, frozenset())
     assert (part.listed, part.intake_paused, part.log_end) == (False, False, -1)
     counts = (part.in_flight, part.sending, part.retrying, part.parked, part.bytes)
     assert (counts, part.outputs_bytes) == ((0,) * 5, 0)

@@ -19,6 +19,7 @@ from perkey.core import states
 from perkey.core.effects import Finished
 from perkey.core.engine import Engine
 from perkey.core.events import HandlerSpec
+from perkey.core.gates import Gate
 from perkey.core.work import Work
 from perkey.runtime.calls.batch_calls import BatchTasks
 from perkey.runtime.calls.threads import ThreadExecutor
@@ -109,7 +110,7 @@ def test_a_record_that_comes_as_a_thread_goes_to_rest_holds_back_no_other() -> N
 def works_of(bench: Bench, count: int) -> list[Any]:
     """Records as an engine would grant them, and none of an engine."""
     partition = SimpleNamespace(
-        startable=True, state=states.OPEN, handler=SimpleNamespace(spec=bench.spec, index=0)
+        gate=Gate(), state=states.OPEN, handler=SimpleNamespace(spec=bench.spec, index=0)
     )
     bench.door.turn = lambda: None  # type: ignore[method-assign]  # how they end is not looked at
     return [

@@ -9,7 +9,7 @@ import pytest
 from tests.support.waiting import wait_for
 
 import perkey
-from perkey.core import states
+from perkey.core.gates import PAUSED, REVOKING, Gate
 from perkey.core.partition import Partition
 from perkey.kafka.ports import KafkaUnavailable, Polled, PolledBatch
 from perkey.observe.metrics import exposed
@@ -38,9 +38,7 @@ class GroupMembership:
     def __init__(self, *, end: int) -> None:
         self.time, self.end, self.away = 0.0, end, False
         self.leaderless: set[Any] = set()
-        self.partition: Any = SimpleNamespace(
-            state=states.OPEN, intake_paused=False, paused=False, position=5
-        )
+        self.partition: Any = SimpleNamespace(gate=Gate(), intake_paused=False, position=5)
         self.partitions: dict[Any, Partition] = {WHERE: self.partition}
         self.consumer = self
         self.paused: set[Any] = set()
@@ -106,19 +104,21 @@ def test_an_idle_partition_is_only_asked_about() -> None:
     assert len(membership.did) <= 10 * STILL_S / ASK_S
 
 
-@pytest.mark.parametrize("by", ["intake_paused", "paused", "state", "out of range"])
+@pytest.mark.parametrize("by", ["intake_paused", PAUSED, REVOKING, "out of range"])
 def test_what_is_paused_is_left_alone(by: str) -> None:
     """Also for long, and its time starts anew once it is resumed."""
     membership = GroupMembership(end=9)
     if by == "out of range":
         membership.paused = {WHERE}
+    elif by == "intake_paused":
+        membership.partition.intake_paused = True
     else:
-        setattr(membership.partition, by, states.REVOKING if by == "state" else True)
+        membership.partition.gate.close(by)
     membership.pass_time(5 * STILL_S)
     assert not membership.did
     membership.paused = set()
-    membership.partition.state, membership.partition.intake_paused = states.OPEN, False
-    membership.partition.paused = False
+    membership.partition.gate.open(by)
+    membership.partition.intake_paused = False
     began = membership.time
     membership.pass_time(began + ASK_S - 1)
     assert not membership.did

@@ -290,7 +290,7 @@ class AsyncExecutor(Executor):
                 if not self._turn():
                     return
             worker.work = work = ready.popleft()
-            if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
+            if work.state != RUNNING or (work.partition.gate.reasons and not self._at_most_once):
                 worker.work = None  # plan.may_call, inlined: this is the hot path
                 self._door.ended.append(Unhandled(work))
                 continue

@@ -261,7 +261,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             # plan.may_call, inlined: this is the hot path.
             if (
                 work.state != RUNNING
-                or not (work.partition.startable or self._at_most_once)
+                or (work.partition.gate.reasons and not self._at_most_once)
                 or (began > self._trusted_until and not self._trusted(began))
             ):
                 door.ended.append(Unhandled(work))

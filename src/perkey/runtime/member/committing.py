@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import Answer
+from perkey.core.gates import MEMBERSHIP
 from perkey.core.partition import Partition
 from perkey.kafka.ports import CommitAnswer, ToCommit
 from perkey.runtime.door import SUSPENDED_S, since_boot
@@ -273,4 +274,4 @@ class MembershipProof:
     def _lift(self) -> None:
         door = self._membership.door
         door.in_doubt, self._proof, self.waited_for = False, None, ""
-        door.post(lambda engine, now: engine.halt(now, "membership", on=False))
+        door.post(lambda engine, now: engine.halt(now, MEMBERSHIP, on=False))

@@ -17,6 +17,7 @@ from perkey import guard
 from perkey.account.account import Unread
 from perkey.core import effects as fx
 from perkey.core.engine import Engine
+from perkey.core.gates import OUTPUTS
 from perkey.errors import ConfigError
 from perkey.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from perkey.runtime.door import Door
@@ -113,7 +114,7 @@ class Member:
         self.outputs = Outputs(
             lambda: config.make_producer(self.outputs_served, self.fail),
             config.group,
-            lambda full: self.door.post(lambda engine, now: engine.halt(now, "outputs", on=full)),
+            lambda full: self.door.post(lambda engine, now: engine.halt(now, OUTPUTS, on=full)),
         )
         #: created by the thread that starts the member; started inside the door, closed at the end
         self.transactor: Transactor | None = None

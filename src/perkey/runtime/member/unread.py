@@ -19,7 +19,6 @@ from functools import partial
 from typing import NamedTuple
 
 from perkey.account.account import Unread
-from perkey.core import states
 from perkey.core.commits import Found
 from perkey.core.partition import Partition
 from perkey.kafka.ports import KafkaUnavailable, Polled
@@ -113,7 +112,7 @@ class Watchdog:
         paused, before = self._paused(), self._still
         self._still = {}
         for where, one in self._membership.partitions.items():
-            if one.state != states.OPEN or one.intake_paused or one.paused or where in paused:
+            if one.gate.reasons or one.intake_paused or where in paused:
                 continue
             was = before.get(where)
             moved = was is None or was.partition is not one or was.position != one.position

@@ -16,6 +16,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from perkey import guard
+from perkey.core.gates import RESULTS
 from perkey.decoding import TRANSIENT, Undecodable, decoding_of
 from perkey.errors import ConfigError
 from perkey.options import HandlerOptions
@@ -197,7 +198,7 @@ class Results:
                 self._forwarding = forward(stream, self._on_result, member.callbacks)
                 self._attach("on_result", stream)
             if self._reader is not None and not self._reader.closed:
-                self._attach("results", self._reader)
+                self._attach(RESULTS, self._reader)
 
     def open(self) -> ResultStream:
         """A stream of the results from now on."""
@@ -208,7 +209,7 @@ class Results:
             if self._ended:
                 self._reader.end()
             elif self._member is not None:
-                self._attach("results", self._reader)
+                self._attach(RESULTS, self._reader)
             return self._reader
 
     def _attach(self, name: str, stream: ResultStream) -> None:
