@@ -45,6 +45,8 @@ def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
     for budget in state.budgets:
         _check_budget(state, budget, calls)
     _check_claims(state)
+    held = sum(partition.outputs_bytes for partition in state.partitions.values())
+    _need(held == state.portions.held_bytes, state.portions, f"counts other outputs than {held}")
     _check_account(engine)
 
 

@@ -344,9 +344,17 @@ def _a_record_in_no_place(original: Any) -> Any:
     return part
 
 
-@mutant(Portions, "full", "S9", first_seed=profiles.SLOW + 17)
+@mutant(Portions, "_changed", "S9", first_seed=profiles.SLOW + 17)
 def _outputs_in_no_budget(original: Any) -> Any:
-    return lambda _self, _partitions: False
+    def changed(self: Portions, more_bytes: int) -> None:
+        self.held_bytes += more_bytes
+
+    return changed
+
+
+@mutant(Portions, "forget", "structure")
+def _outputs_outlive_their_epoch(original: Any) -> Any:
+    return lambda _self, _partition: None
 
 
 @mutant(Portions, "ended", "S1", "L2", "L4", first_seed=profiles.SLOW)

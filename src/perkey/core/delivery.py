@@ -271,7 +271,7 @@ class ExactlyOnce(AtLeastOnce):
         work.outputs = outputs
         size_bytes = self._state.size_of(outputs)
         if size_bytes:
-            work.partition.hold_outputs(work, size_bytes)
+            self._state.portions.hold(work, size_bytes)
         self._handled(work)
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
@@ -297,6 +297,8 @@ class ExactlyOnce(AtLeastOnce):
         plain = 0
         for work in claims:
             partition.pending_done(work)
+            if partition.outputs:
+                self._state.portions.drop(work)
             if work.failure is None and not self._state.reporting:
                 plain += 1
             else:

@@ -232,7 +232,7 @@ class Endings:
         for work, error in refused:
             failure = work.failure = work.failure or Failure(self._state.texts)
             failure.left_lane = True
-            work.partition.drop_outputs(work)
+            self._state.portions.drop(work)
             work.next = None  # the lane has continued past it: nothing follows it any more
             if failure.given_up == "dead_lettered":
                 self._no_dead_letter(work, failure, error)

@@ -475,11 +475,8 @@ class Engine:
             self._check_drained()
 
     def _may_start(self, handler: Handler) -> bool:
-        """Whether nothing blocks starts in general."""
-        state = self.state
-        if state.gate.reasons:
-            return False
-        return not (handler.exact and state.portions.full(state.partitions.values()))
+        """Whether its calls may start, and those of the member."""
+        return not (self.state.gate.reasons or handler.gate.reasons)
 
     def _fill(self, handler: Handler) -> None:
         state, slots = self.state, handler.slots

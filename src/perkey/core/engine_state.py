@@ -306,6 +306,7 @@ class Epochs:
                 del state.partitions[partition.where]
             self._drop(partition)
             state.flow.forget(partition)
+            state.portions.forget(partition)
             state.unclaim(partition)
             state.watch_shelves(partition, on=False)
             state.count("partitions_lost" if lost else "partitions_revoked")

@@ -9,6 +9,7 @@ nothing polls:
                 RESULTS      results are read again
                 MEMBERSHIP   the broker has confirmed that the member is in its group
                 STOPPING     nothing: the run ends
+    handler     TRANSACTION  transactions have stored enough of the outputs that wait
     partition   PAUSED       a resume by the app
                 COMMAND      a resume by command
                 REVOKING     nothing: the epoch ends
@@ -23,6 +24,8 @@ RESULTS: Final = "results"
 MEMBERSHIP: Final = "membership"
 #: a stop that starts nothing more
 STOPPING: Final = "stopping"
+#: exactly_once: outputs of a quarter of the buffers wait for a transaction
+TRANSACTION: Final = "transaction"
 #: by the app
 PAUSED: Final = "paused"
 #: paused by command

@@ -133,17 +133,17 @@ class Partition:
         self.bytes -= work.size
         self.offsets.done(work.offset)
         work.state = states.DONE
-        if self.outputs:
-            self.drop_outputs(work)
 
     def hold_outputs(self, work: Work, size_bytes: int) -> None:
         """Its outputs wait for a transaction."""
         self.outputs[work] = size_bytes
         self.outputs_bytes += size_bytes
 
-    def drop_outputs(self, work: Work) -> None:
-        """Its outputs are stored, or refused."""
-        self.outputs_bytes -= self.outputs.pop(work, 0)
+    def drop_outputs(self, work: Work) -> int:
+        """Its outputs are stored, or refused; returns their bytes."""
+        size_bytes = self.outputs.pop(work, 0)
+        self.outputs_bytes -= size_bytes
+        return size_bytes
 
     def release(self, work: Work) -> None:
         """Its lane continues, though the record is not finished."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perkey.core import effects as fx
 from perkey.core import states
+from perkey.core.gates import TRANSACTION
 
 if TYPE_CHECKING:
     from perkey.core.engine_state import EngineState
@@ -39,16 +40,41 @@ class Portions:
         self._state = state
         self._limits = state.limits
         self.most_bytes = state.limits.transaction_bytes
+        #: bytes of all outputs that wait for a transaction
+        self.held_bytes = 0
         self._sent_bytes = 0
         self._turn = 0
         #: partition -> number of the last transaction in which it was first
         self._led: dict[Partition, int] = {}
         self.culprits = Culprits()
 
-    def full(self, partitions: Iterable[Partition]) -> bool:
-        """Whether no more calls may start because of the outputs that wait."""
-        held = sum([partition.outputs_bytes for partition in partitions])
-        return held >= self._limits.buffer_bytes * HELD_SHARE
+    # -- the outputs that wait --------------------------------------------------------------------
+
+    def hold(self, work: Work, size_bytes: int) -> None:
+        """The record's outputs wait for a transaction."""
+        work.partition.hold_outputs(work, size_bytes)
+        self._changed(size_bytes)
+
+    def drop(self, work: Work) -> None:
+        """They are stored, or refused."""
+        self._changed(-work.partition.drop_outputs(work))
+
+    def forget(self, partition: Partition) -> None:
+        """Its epoch has ended, and its outputs with it."""
+        for work in list(partition.outputs):
+            self.drop(work)
+
+    def _changed(self, more_bytes: int) -> None:
+        """Start no more calls while too many outputs wait."""
+        most = self._limits.buffer_bytes * HELD_SHARE
+        before, self.held_bytes = self.held_bytes, self.held_bytes + more_bytes
+        full = self.held_bytes >= most
+        if full != (before >= most):
+            for handler in self._state.handlers:
+                if handler.exact:
+                    handler.gate.put(TRANSACTION, on=full)
+
+    # -- the next transaction ---------------------------------------------------------------------
 
     def transaction(self, due: Sequence[Partition], plan: Plan) -> list[fx.PlanItem]:
         """What the next transaction takes of these partitions."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perkey.core.buckets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
-from perkey.core.gates import COMMAND, PAUSED
+from perkey.core.gates import COMMAND, PAUSED, Gate
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
 from perkey.core.work import Call
@@ -45,9 +45,9 @@ class Handler:
 
     __slots__ = (
         "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
-        "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages", "park",
-        "parked", "plain", "relieve_at", "remembers", "retries", "rotation", "short_of_room",
-        "skipped", "slots", "spec", "standing", "superseded", "timed",
+        "exact", "failures", "flood", "gate", "good_calls", "index", "limited", "name", "outages",
+        "park", "parked", "plain", "relieve_at", "remembers", "retries", "rotation",
+        "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -65,6 +65,8 @@ class Handler:
         #: rate limit of starts per second
         self.bucket = Bucket(spec.rate_limit_per_s)
         self.limited = self.bucket.per_s != ALL_STARTS_PER_S
+        #: why nothing of it may start
+        self.gate = Gate()
         #: the budget that it shares with others
         self.budget: SharedBudget | None = None
         #: whether its attempts have a time-out, or had one

@@ -9,6 +9,7 @@ from tests.unit.core.conftest import ERROR, Desk, offsets
 
 from perkey.core import effects as fx
 from perkey.core.events import Failed, HandlerSpec, Limits, Returned
+from perkey.core.gates import TRANSACTION
 from perkey.core.work import Work
 from perkey.policies import Batch, DeadLetter, Retry
 
@@ -57,6 +58,18 @@ def test_stored_outputs_make_room():
     desk.do("transacted", sent.sequence, committed=True)
     assert part.outputs_bytes == 9 * SIZE
     assert desk.engine.state.handlers[0].slots.free < 10
+
+
+def test_outputs_of_an_ended_epoch_make_room():
+    """They are never sent: the other partitions start calls again."""
+    desk = exact(Limits(buffer_bytes=40 * SIZE), concurrency=10)
+    part, _ = handled(desk, 10)
+    (other,) = desk.assign(1)
+    desk.poll(other, 0, key=None)
+    assert [work for work in desk.started() if work.partition is other] == []
+    assert desk.engine.state.handlers[0].gate.reasons == {TRANSACTION}
+    desk.do("closed", [part])
+    assert offsets(desk.started()) == [0]
 
 
 def test_refused_outputs_are_in_no_budget():
