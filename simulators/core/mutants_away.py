@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perkey.core import retries
 from perkey.core.endings import Endings
 from perkey.core.retries import Outages
 from simulators.core import profiles
@@ -13,6 +14,20 @@ from simulators.core.mutant import mutant
 @mutant(Outages, "most", "S15", first_seed=profiles.AWAY)
 def _outage_holds_nothing(original: Any) -> Any:
     return lambda _self, handler: handler.slots.free
+
+
+@mutant(retries, "_put", "S15", first_seed=profiles.AWAY)
+def _outage_closes_no_gate(original: Any) -> Any:
+    return lambda _handler, _outage, *, on: None
+
+
+@mutant(retries, "_put", "L1", first_seed=profiles.AWAY)
+def _gate_stays_closed_after_an_outage(original: Any) -> Any:
+    def put(handler: Any, outage: Any, *, on: bool) -> None:
+        if on:
+            original(handler, outage, on=on)
+
+    return put
 
 
 @mutant(Outages, "put_aside", "S15", first_seed=profiles.AWAY)

@@ -366,7 +366,7 @@ class Engine:
         due = [self._commits.next_due(), self.state.retries.next_due(), outages.next_due()]
         for handler in self.state.handlers:
             due.append(handler.slots.next_due())
-            if self._may_start(handler) and not (handler.outages and outages.blocks(handler)):
+            if self._may_start(handler):
                 due += [handler.tokens_due(), self._batching.next_due(handler)]
         due += [budget.due for budget in self.state.budgets]
         return min(time for time in due if time is not None)
@@ -446,14 +446,13 @@ class Engine:
         if outages.timers or outages.probing:
             outages.look()
         for handler in state.handlers:
-            if not self._may_start(handler):
-                continue
-            if handler.short_of_room:
-                # Records past the reach of the map: enough was done that there may be room.
-                for partition in list(handler.short_of_room):
-                    partition.reopen()
-            if handler.slots.free > 0 and (handler.rotation or handler.batched):
-                self._fill(handler)
+            if self._may_start(handler):
+                if handler.short_of_room:
+                    # Records past the reach of the map: enough was done that there may be room.
+                    for partition in list(handler.short_of_room):
+                        partition.reopen()
+                if handler.slots.free > 0 and (handler.rotation or handler.batched):
+                    self._fill(handler)
             if handler.park is not None and handler.standing and state.now >= handler.relieve_at:
                 self._relief.look(handler)
         for budget in state.budgets:

@@ -9,7 +9,9 @@ nothing polls:
                 RESULTS      results are read again
                 MEMBERSHIP   the broker has confirmed that the member is in its group
                 STOPPING     nothing: the run ends
-    handler     TRANSACTION  transactions have stored enough of the outputs that wait
+    handler     OUTAGE       a probe that is due, or succeeds; `Hold.max_s`; a command
+                BRAKE        a probe that is due, or succeeds; a command
+                TRANSACTION  transactions have stored enough of the outputs that wait
     partition   PAUSED       a resume by the app
                 COMMAND      a resume by command
                 REVOKING     nothing: the epoch ends
@@ -24,6 +26,10 @@ RESULTS: Final = "results"
 MEMBERSHIP: Final = "membership"
 #: a stop that starts nothing more
 STOPPING: Final = "stopping"
+#: what the whole handler calls fails, and no probe is due
+OUTAGE: Final = "outage"
+#: too many records of the handler used up their attempts, and no probe is due
+BRAKE: Final = "brake"
 #: exactly_once: outputs of a quarter of the buffers wait for a transaction
 TRANSACTION: Final = "transaction"
 #: by the app

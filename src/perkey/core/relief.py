@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from perkey.core import states
 from perkey.core.commands import hold_of
+from perkey.core.gates import TRANSACTION
 from perkey.core.lanes import follows
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Relief:
     def look(self, handler: Handler) -> None:
         """Give up one record of each of its partitions, where that is due."""
         state = self._state
+        # Its calls may wait for a service: a dead letter does not.
+        if state.gate.reasons or TRANSACTION in handler.gate.reasons:
+            return
         handler.relieve_at = state.now + LOOK_S
         if state.stop_mode is not None:
             return

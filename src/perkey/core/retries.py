@@ -11,9 +11,10 @@ value of `Hold.by`::
                        │                                       └──► it fails: another, next time
                        └── max_s later: `over`: all continue; failures cost, until one succeeds
 
-- While a whole handler waits nothing is moved: its records stay ready, and `take` returns none, or
-  the one that probes. With values of `by`, each record of the value is put aside when its turn
-  comes (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
+- While a whole handler waits its gate is closed, and its records stay ready; it opens for a probe,
+  and `take` returns that one. With values of `by`, each record of the value is put aside when its
+  turn comes (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still
+  fetched.
 - A brake (`Brake`) holds a whole handler in the same way, without a time limit: its cause is that
   too many records use up their attempts (`Flood`). Records that do so meanwhile are spared.
 - Whether the probe has succeeded is read from its state in the next turn. So every way in which its
@@ -30,7 +31,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from perkey.core import states
+from perkey.core import gates, states
 from perkey.core.events import AT_MOST_ONCE, DELAY_MAX_S
 from perkey.core.work import UNTAGGED
 from perkey.types import ErrorInfo
@@ -269,6 +270,7 @@ class Outages:
             if again:
                 return hold.probe_s
             outage = handler.outages[value] = Outage(value, now, hold.probe_s, hold.max_s)
+            _put(handler, outage, on=True)
             self._look_again(handler, outage)
             self._state.count("outages")
             self._state.note(
@@ -301,6 +303,7 @@ class Outages:
     def _brake(self, handler: Handler, flood: Flood, error: ErrorInfo) -> None:
         outage = Outage(BRAKE, self._state.now, flood.brake.probe_s)
         handler.outages[BRAKE] = outage
+        _put(handler, outage, on=True)
         outage.error, outage.counts = error, flood.counts(handler.done)
         self._look_again(handler, outage)
         self._state.count("brakes")
@@ -340,19 +343,15 @@ class Outages:
 
     # -- what may start ----------------------------------------------------------------------------
 
-    def blocks(self, handler: Handler) -> bool:
-        """Whether nothing of the handler may start now."""
-        return any(not (one.over or one.due) for one in self._of_all(handler))
-
     def _of_all(self, handler: Handler) -> list[Outage]:
         """The outage and the brake of the whole handler, if any."""
         found = [handler.outages.get(value) for value in (BRAKE, WHOLE)]
         return [one for one in found if one is not None]
 
     def most(self, handler: Handler) -> int:
-        """How many calls may start now."""
-        due = [int(one.due) for one in self._of_all(handler) if not one.over]
-        return min([handler.slots.free, *due])
+        """How many calls may start while its gate is open: all, or the probe alone."""
+        free = handler.slots.free
+        return free if all(one.over for one in self._of_all(handler)) else min(free, 1)
 
     def take(self, handler: Handler) -> list[Work]:
         """Records that may start now."""
@@ -393,6 +392,7 @@ class Outages:
         if outage.probe is None:
             outage.probe, outage.due = work, False
             self.probing[outage] = handler
+            _put(handler, outage, on=not outage.over)
 
     # -- time and ends -----------------------------------------------------------------------------
 
@@ -408,7 +408,7 @@ class Outages:
                 self._take_over(handler, outage)
                 continue
             if outage.probe is None:
-                self._offer(outage)
+                self._offer(handler, outage)
             self._look_again(handler, outage)
 
     def _look_at_probes(self) -> None:
@@ -422,7 +422,7 @@ class Outages:
             lost = probe.state in (states.QUEUED, states.SUPERSEDED)
             self._probed(outage)
             if lost and not outage.over:  # it was not called, or its result will never be known
-                self._offer(outage)
+                self._offer(handler, outage)
 
     def _look_again(self, handler: Handler, outage: Outage) -> None:
         outage.probe_at = self._state.now + outage.probe_s
@@ -437,9 +437,10 @@ class Outages:
         outage.probe = None
         del self.probing[outage]
 
-    def _offer(self, outage: Outage) -> None:
+    def _offer(self, handler: Handler, outage: Outage) -> None:
         """The next record that starts is the probe; if some are put aside, offer one of them."""
         outage.due = True
+        _put(handler, outage, on=False)
         for _ in range(min(_OFFERS, len(outage.waiting))):
             work = outage.waiting.popleft()
             if not work.partition.lanes.is_aside(work):
@@ -457,6 +458,7 @@ class Outages:
     def _take_over(self, handler: Handler, outage: Outage) -> None:
         """It has lasted too long: the policy decides about each record."""
         outage.over, outage.due = True, False
+        _put(handler, outage, on=False)
         self._state.note(
             "warning", "waited for max_s: failures cost attempts again", handler=handler.name,
             error=outage.error.line, max_s=outage.max_s,
@@ -467,6 +469,7 @@ class Outages:
         now = self._state.now
         self.probing.pop(outage, None)
         del handler.outages[outage.value]
+        _put(handler, outage, on=False)
         if outage.value is BRAKE and handler.flood is not None:
             handler.flood.begin_again(now, handler.done)
         self._state.note(
@@ -480,3 +483,9 @@ class Outages:
         for work in waiting:
             if work.partition.lanes.is_aside(work):
                 self._back(work)
+
+
+def _put(handler: Handler, outage: Outage, *, on: bool) -> None:
+    """Close the handler's gate with an outage of the whole handler, or open it."""
+    if outage.value in (WHOLE, BRAKE):
+        handler.gate.put(gates.BRAKE if outage.value is BRAKE else gates.OUTAGE, on=on)

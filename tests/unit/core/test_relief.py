@@ -13,9 +13,10 @@ from perkey.codec import Remembered
 from perkey.core import effects as fx
 from perkey.core.endings import REFUSED_S
 from perkey.core.events import EXACTLY_ONCE, Command, Decided, Failed, HandlerSpec, Target
+from perkey.core.gates import OUTAGE
 from perkey.core.relief import LOOK_S
 from perkey.core.work import USED_UP, HeldBy
-from perkey.policies import Park, Retry
+from perkey.policies import Hold, Park, Retry
 from perkey.types import ErrorInfo
 
 #: the span of the map in which records start without a count: 0.75 of its bits
@@ -333,6 +334,18 @@ def test_a_paused_partition_gives_nothing_up():
     assert desk.finish() == []
     desk.do("pause", "t", on=False)
     desk.pass_time(LOOK_S)
+    assert desk.finish() == [0]
+
+
+def test_a_letter_waits_for_no_outage():
+    """What the handler calls is away, and the dead-letter topic is not."""
+    desk = Relieved(replace(spec(after_s=1.0), hold=Hold(on=(OSError,))))
+    desk.park(0)
+    desk.poll(desk.part, 1, key=b"another")
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Failed(work, ERROR, None, away=True)])
+    assert desk.engine.state.handlers[0].gate.reasons == {OUTAGE}
+    desk.pass_time(1.5)
     assert desk.finish() == [0]
 
 
