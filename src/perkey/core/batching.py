@@ -296,3 +296,4 @@ class Batching:
         handler.good_calls += not whole
         for ending in ended:
             self._endings.batch_member(ending, batch_failed=len(ended) if whole else 0)
+        self._state.retries.batches_moved(self._state.now)

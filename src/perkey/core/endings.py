@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from perkey.core.work import Work
 
 TURN_WAIT_S = 1.0  # interval of checks for the turn of a record that arrived exhausted
-MATE_WAIT_S = 0.05  # interval of checks whether a batch has finished with a lane
 REFUSED_S = 30.0  # a parked record's refused dead letter is not sent again before
 
 
@@ -311,7 +310,7 @@ class Endings:
             assert failure is not None
             if partition.lanes.mate_runs(work):
                 # One at a time: its batch still handles a later record of its lane.
-                self._state.retries.add(self._state.now + MATE_WAIT_S, work)
+                self._state.retries.wait_for_mates(work, failure)
                 continue
             if work.state == states.PARKED:
                 if work.parked_by is None or work.parked_by.after_s is None:

@@ -231,6 +231,7 @@ class Engine:
         self.state.now = now
         self._endings.done(done)
         self._endings.ended(ended)
+        self.state.retries.batches_moved(now)
         self._turn()
 
     def batch_ended(

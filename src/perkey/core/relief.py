@@ -76,7 +76,8 @@ class Relief:
                 continue
             full = share >= policy.at_map
             over = policy.after_s is not None and failure.ticket >= 0 and failure.due <= now
-            waits = work in lanes.behind or follows(work) or failure.own_due > now
+            waits = work in lanes.behind or follows(work) or lanes.mate_runs(work)
+            waits = waits or failure.own_due > now
             if waits or not (full or over) or hold_of(self._state, partition, work.record):
                 continue
             because = "at_map" if full else "after_s"

@@ -52,6 +52,9 @@ class RetrySchedule:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
+        #: records whose time has come while their batch still runs a later one of their lane -> the
+        #: number of their entry
+        self._with_mates: dict[Work, int] = {}
         self._order = count()  # equal times keep their order of arrival
 
     def __len__(self) -> int:
@@ -59,10 +62,13 @@ class RetrySchedule:
 
     def waiting(self) -> int:
         """How many of them still wait (the epochs of the others have ended)."""
-        return sum(entry[2].state == states.RETRYING for entry in self._heap if _live(entry))
+        entries = [*self._heap, *((0.0, number, work) for work, number in self._with_mates.items())]
+        return sum(entry[2].state == states.RETRYING for entry in entries if _live(entry))
 
     def forget(self) -> None:
         """Epochs ended: drop their records once they are most of the entries."""
+        for work in [work for work in self._with_mates if work.state == states.SUPERSEDED]:
+            del self._with_mates[work]
         live = [entry for entry in self._heap if _live(entry)]
         if 2 * len(live) < len(self._heap):
             heapq.heapify(live)
@@ -83,6 +89,20 @@ class RetrySchedule:
             if _live(entry):
                 works.append(entry[2])
         return works
+
+    def wait_for_mates(self, work: Work, failure: Failure) -> None:
+        """Its time has come; its batch still runs a later record of its lane."""
+        self._with_mates[work] = failure.ticket
+
+    def batches_moved(self, now: float) -> None:
+        """Records of batches have ended: those that waited for them are due."""
+        for work, number in list(self._with_mates.items()):
+            waits = _live((now, number, work))
+            if waits and work.partition.lanes.mate_runs(work):
+                continue
+            del self._with_mates[work]
+            if waits:
+                self.add(now, work)
 
     def next_due(self) -> float | None:
         """When the next record is due."""

@@ -8,8 +8,15 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from perkey.core import effects as fx
-from perkey.core.endings import MATE_WAIT_S
-from perkey.core.events import Failed, HandlerSpec, Limits, Returned, Unhandled
+from perkey.core.events import (
+    Command,
+    Failed,
+    HandlerSpec,
+    Limits,
+    Returned,
+    Target,
+    Unhandled,
+)
 from perkey.policies import Batch, Commit, Retry, Skip
 from perkey.types import Record, Sent
 
@@ -273,8 +280,8 @@ def test_failing_records_do_not_take_every_slot_from_waiting_ones(make_desk):
     assert part.offsets.top == 6
 
 
-def test_refused_record_waits_until_its_batch_lets_go_of_the_lane(make_desk):
-    """One at a time: a later record of the lane is still with the call that acknowledged it."""
+def refused_behind_a_mate(make_desk):
+    """The first of two records of a lane is refused, and their batch still has the second one."""
     desk = make_desk(in_batches(2, ack="explicit", retry=Retry(delay_s=0.0)))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
@@ -282,14 +289,48 @@ def test_refused_record_waits_until_its_batch_lets_go_of_the_lane(make_desk):
     first, second = effect.works
     desk.do("batch_progressed", [], [Returned(first, ["out"])])
     desk.do("outputs_answered", [(first, (), ERROR)])
+    return desk, second
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        lambda work: ("batch_ended", 0, [work], []),
+        lambda work: ("batch_progressed", [work], []),
+        lambda work: ("batch_ended", 0, [], [Unhandled(work)]),
+    ],
+    ids=["batch ended", "acknowledged", "given back"],
+)
+def test_refused_record_waits_until_its_batch_lets_go_of_the_lane(make_desk, ended):
+    """One at a time: a later record of the lane is still with the call that acknowledged it."""
+    desk, second = refused_behind_a_mate(make_desk)
     for _ in range(3):
         desk.pass_time(1.0)
         assert batches(desk) == []
-    assert desk.engine.next_deadline() == desk.now + MATE_WAIT_S
-    desk.do("batch_ended", 0, [second], [])
-    desk.pass_time(0.1)
+    desk.do(*ended(second))
+    assert desk.engine.next_deadline() == desk.now
+    desk.pass_time(0.0)
     desk.pass_time(1.0)
-    assert batches(desk) == [[0]]
+    assert [numbers[0] for numbers in batches(desk)] == [0]
+
+
+def test_while_its_batch_has_its_lane_a_record_asks_for_no_tick(make_desk):
+    """Nothing polls: the end of the later record is an event."""
+    desk, _ = refused_behind_a_mate(make_desk)
+    desk.pass_time(1.0)
+    assert desk.engine.state.retries.next_due() is None
+
+
+def test_a_record_skipped_while_its_batch_has_its_lane_is_not_called_again(make_desk):
+    """What it waited for ends later, and concerns it no more."""
+    desk, second = refused_behind_a_mate(make_desk)
+    desk.pass_time(1.0)
+    skip = Command("skip", Target("t", None, 0, 0), "1")
+    desk.do("obey", [skip], 0.0)
+    desk.do("batch_ended", 0, [second], [])
+    desk.pass_time(1.0)
+    assert batches(desk) == []
+    assert desk.engine.state.handlers[0].skipped == 1
 
 
 def outage(desk, ends_s: float) -> list[int]:
