@@ -128,7 +128,7 @@ def _begins(world: World, member: Member, call: Call, dice: Dice, *, every: bool
     if not every and not dice.chance(0.05):
         return False
     call.begun_at = world.now
-    if dice.chance(0.3):  # else the engine learns it when its time is over
+    if dice.chance(0.3):  # for the account; not every executor reports it
         member.engine.calls_begun(world.now, [call.first], 0.0)
     return every
 
@@ -262,7 +262,7 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
             done.append(work)
             if life is not None:
                 world.oracle.handled(life, work.record.offset, world.now)
-    member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed, call=call.call)
+    member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed)
 
 
 def _end_postponed(world: World, member: Member, call: Call, dice: Dice) -> None:
@@ -274,7 +274,7 @@ def _end_postponed(world: World, member: Member, call: Call, dice: Dice) -> None
         if life is not None:
             away.ended(member, work, ending)
             world.oracle.postponed(life, work, world.now, ending.delay_s)
-    member.engine.batch_ended(world.now, call.handler, (), ended, whole=True, call=call.call)
+    member.engine.batch_ended(world.now, call.handler, (), ended, whole=True)
 
 
 def _end_unhandled(world: World, member: Member, call: Call) -> None:
@@ -284,7 +284,7 @@ def _end_unhandled(world: World, member: Member, call: Call) -> None:
             away.ended(member, work, Unhandled(work))
             world.oracle.given_back(life, work)
     ended = [Unhandled(work) for work in call.works]
-    member.engine.batch_ended(world.now, call.handler, (), ended, call=call.call)
+    member.engine.batch_ended(world.now, call.handler, (), ended)
 
 
 def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bool) -> None:
@@ -315,7 +315,7 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
         return
     member.calls.remove(call)
     _nack(world, member, call, dice, ended)
-    member.engine.batch_ended(world.now, call.handler, done, ended, call=call.call)
+    member.engine.batch_ended(world.now, call.handler, done, ended)
 
 
 def _nack(world: World, member: Member, call: Call, dice: Dice, ended: list[Ended]) -> None:

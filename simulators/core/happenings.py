@@ -73,6 +73,7 @@ def tick(world: World) -> None:
     """Everyone looks at the clock."""
     world.ticked_before, world.ticked_at = world.ticked_at, world.now
     for member in list(world.members.values()):
+        member.time_out()
         member.engine.tick(world.now)
         member.perform()
         if member.stop_at is not None and world.now > member.stop_at + DRAIN_TIMEOUT_S:

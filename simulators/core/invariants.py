@@ -305,10 +305,6 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     fewer = slots.capacity < declared  # by command, while more still run; or no more by command
     fits = slots.free >= 0 or spec.commit_each or fewer or used <= declared + SET_MORE
     _need(fits, handler.name, f"more calls than slots: {told}")
-    timed = len(slots.deadlines) + len(slots.hung)
-    _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
-    due = list(slots.deadlines.values())
-    _need(due == sorted(due), handler.name, f"time-outs out of order: {due}")
 
 
 def _check_budget(state: EngineState, budget: SharedBudget, calls: Sequence[int] | None) -> None:

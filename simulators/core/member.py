@@ -9,9 +9,10 @@ from typing import Any
 from perkey.core import effects as fx
 from perkey.core.commits import Found, Start, resolve
 from perkey.core.engine import Engine
-from perkey.core.events import AT_MOST_ONCE, Assignment, Command, HandlerSpec, Steering
+from perkey.core.events import AT_MOST_ONCE, Assignment, Command, Steering
 from perkey.core.partition import Partition
 from perkey.core.relief import LOG_LINE
+from perkey.core.scheduling import Handler
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from perkey.types import TopicPartition
@@ -178,29 +179,18 @@ class Member:
         away.begins(self, works)
         budgeted.begins(self, works)
 
-    def _cancel(self, effect: fx.Cancel) -> None:
-        call = next((call for call in self.calls if effect.work in call.works), None)
-        now, limit_s = self.world.now, timeout_s(self, effect.handler)
-        if call is None:  # all of it is acknowledged, perhaps in two calls that still run
-            calls = [call for call in self.calls if effect.work is call.first]
-            over = (
-                c for c in calls if not c.cancelled and now - (c.begun_at or now) >= (limit_s or 0)
-            )
-            call = next(over, next(iter(calls), None))
-            self.oracle.stats["acknowledged and cancelled"] += 1
-        require(call is not None, "structure", f"{effect.work!r} is cancelled and does not run")
-        assert call is not None
-        require(limit_s is not None, "structure", f"{effect.work!r} is cancelled and has no limit")
-        if call.begun_at is None:
-            self.oracle.stats["not begun"] += 1
-            self.engine.calls_waiting(now, [effect.work])
-            return
-        if now - call.begun_at < (limit_s or 0.0) - 1e-6:
-            self.oracle.stats["begun late"] += 1
-            self.engine.calls_begun(now, [effect.work], now - call.begun_at)
-            return
-        call.cancelled = True
-        self.oracle.stats["cancelled"] += 1
+    def time_out(self) -> None:
+        """End calls past their time-out, as executors do; the run, if they keep every slot."""
+        for call in self.calls:
+            limit_s = self.engine.handlers[call.handler].timeout_s
+            if limit_s is None or not call.timed or call.begun_at is None or call.cancelled:
+                continue
+            if self.world.now >= call.begun_at + limit_s - 1e-6:
+                call.cancelled = True
+                self.oracle.stats["cancelled"] += 1
+        for handler in self.engine.handlers:
+            if self._hangs(handler):
+                self.engine.fail(self.world.now, f"handler {handler.name}: all slots are overdue")
 
     def _send(self, effect: fx.Send) -> None:
         self.oracle.sending(effect.work, dead_letter=False)
@@ -312,22 +302,15 @@ class Member:
     def _fatal(self, effect: fx.Fatal) -> None:
         self.fatal = effect.reason
         self.oracle.stats["fatal"] += 1
-        if "overdue" in effect.reason:
-            require(any(map(self._hang, self.world.setup.specs)), "L1", effect.reason)
 
-    def _hang(self, spec: HandlerSpec) -> bool:
-        """All calls that this handler may run have run for ten time-outs."""
-        ages = [
-            self.world.now - call.begun_at
-            for call in self.calls
-            if self.world.setup.specs[call.handler] is spec and call.begun_at is not None
-        ]
-        limit_s = timeout_s(self, self.world.setup.specs.index(spec))
-        long = [age for age in ages if limit_s and age >= 10 * limit_s]
-        # Of at_most_once as well, where more may run than is set (`calls_max`): nothing starts.
-        tuned = self.steering.tunings.get(self.world.setup.specs.index(spec))
-        slots = spec.concurrency if tuned is None else tuned.concurrency or spec.concurrency
-        return len(long) >= slots
+    def _hangs(self, handler: Handler) -> bool:
+        """Every slot of it has been overdue for ten time-outs."""
+        limit_s, now = handler.timeout_s, self.world.now
+        if limit_s is None:
+            return False
+        begun = [call.begun_at for call in self.calls if call.handler == handler.index]
+        long = [at for at in begun if at is not None and now - at >= 11 * limit_s]
+        return len(long) >= handler.calls_max
 
     # -- partitions --------------------------------------------------------------------------------
 
@@ -466,7 +449,6 @@ class Member:
 
 _DOES: dict[type[Any], str] = {
     fx.Start: "_start",
-    fx.Cancel: "_cancel",
     fx.Send: "_send",
     fx.SendDeadLetter: "_send_dead_letter",
     fx.AskExhausted: "_ask",

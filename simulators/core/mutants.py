@@ -20,7 +20,7 @@ from perkey.core.lanes import Lanes
 from perkey.core.offsets import Offsets, Snapshot
 from perkey.core.partition import Partition
 from perkey.core.portions import Culprits, Portions
-from perkey.core.scheduling import Flow, Handler, Slots
+from perkey.core.scheduling import Flow, Handler
 from simulators.core import (
     member,
     mutants_away,
@@ -411,31 +411,6 @@ def _turn_forgotten(original: Any) -> Any:
             original(self, partition)
 
     return enlist
-
-
-@mutant(Slots, "not_begun", "L1", first_seed=profiles.WAITING)
-def _calls_that_wait_are_overdue(original: Any) -> Any:
-    return lambda _self, _works, _now: None
-
-
-@mutant(Slots, "_time_again", "L1", first_seed=profiles.WAITING)
-def _calls_that_wait_are_never_timed(original: Any) -> Any:
-    def time_again(self: Slots, works: Any, at: float) -> None:
-        for work in works:
-            self.deadlines.pop(work, None)
-            self.hung.pop(work, None)
-
-    return time_again
-
-
-@mutant(Slots, "ended", "L1", first_seed=14)
-def _no_time_of_what_acknowledged_all(original: Any) -> Any:
-    def ended(self: Slots, work: Any) -> None:
-        original(self, work)
-        if work.call is not None and not work.call.running:
-            self.over(work.call)
-
-    return ended
 
 
 @mutant(Engine, "_check_drained", "L4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perkey.core.engine import Engine
-from perkey.core.events import Steering
+from perkey.core.events import Steering, Tuning
 from perkey.core.gates import Gate
 from perkey.core.partition import Partition
 from perkey.core.scheduling import Handler, Pauses, Slots
@@ -47,9 +47,13 @@ def _granted_ahead_of_a_command(_original: Any) -> Any:
     return grant_ahead
 
 
-@mutant(Slots, "limit", "L1", "structure", first_seed=profiles.STEERED)
+@mutant(Handler, "tune", "L1", first_seed=profiles.STEERED)
 def _set_time_out_ignored(original: Any) -> Any:
-    return lambda _self, _timeout_s: None
+    def tune(self: Handler, tuning: Tuning) -> None:
+        original(self, tuning)
+        self.timeout_s = self.spec.timeout_s
+
+    return tune
 
 
 @mutant(Engine, "steer", "S1", "L1", "L2", "L4", first_seed=profiles.STEERED)

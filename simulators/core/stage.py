@@ -147,7 +147,7 @@ def _brief(effect: fx.Effect) -> str:
             for i in effect.items
         ]
         return f"{name} {effect.sequence} {items}"
-    of_work = fx.Send, fx.SendDeadLetter, fx.AskExhausted, fx.Cancel, fx.Finished, fx.Troubled
+    of_work = fx.Send, fx.SendDeadLetter, fx.AskExhausted, fx.Finished, fx.Troubled
     if isinstance(effect, of_work):
         return f"{name} {effect.work.record[:3]}"
     return name

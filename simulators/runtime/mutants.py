@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from perkey.kafka.ports import TransactionEnd, which_way
@@ -317,19 +316,24 @@ def _dead_workers_records_in_reverse(original: Any) -> Any:
 
 @mutant(
     ProcessExecutor,
-    "cancel",
+    "expire",
     "L1",
     among=lambda one: one.kind == "processes" and one.opens_s > 0 and one.timeout_s == 0.3,
     first_seed=4002,
 )
 def _calls_that_wait_are_overdue(original: Any) -> Any:
-    def cancel(self: Any, work: Any, *, expired: bool) -> None:
-        door = self._door
-        self._door = SimpleNamespace(waiting=lambda _works: None, begun=door.begun)
-        original(self, work, expired=expired)
-        self._door = door
+    def expire(self: Any, now: float) -> None:
+        original(self, now)
+        for link in self._links:
+            works = [work for item in link.given.values() for work in item.works]
+            limit_s = self._handler.timeout_s
+            if limit_s and any(now - work.since >= limit_s for work in works):
+                link.kill()
+        waiting = [work for item in self._waiting for work in item.works]
+        if waiting and now - waiting[0].since >= 10 * self._handler.timeout_s:
+            self._door.engine.fail(now, "all slots are overdue")
 
-    return cancel
+    return expire
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ WORDS: dict[int, dict[str, float]] = {
         "out of range": 0.22,
     },
     profiles.LATE: {"outputs late": 0.28, "intake paused": 0.53},
-    profiles.WAITING: {"not begun": 0.6, "begun late": 0.045, "cancelled": 0.35},
+    profiles.WAITING: {"cancelled": 0.35},
     profiles.STEERED: {"steered": 0.95},
     profiles.AHEAD: {"granted ahead": 0.75},
     profiles.AWAY: {"probes": 0.35, "outages ended": 0.3, "attempts charged after max_s": 0.12},

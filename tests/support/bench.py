@@ -33,7 +33,7 @@ class Bench:
 
     def ticked(self) -> bool:
         """Let the engine do what is due; False."""
-        self.door.call(lambda engine, now: engine.tick(now))
+        self.door.call(lambda _engine, now: self.door.tick(now))
         return False
 
     def pass_to(self, now: float) -> None:
@@ -50,8 +50,6 @@ class Bench:
             if isinstance(effect, fx.Start):
                 start = self.executor.start_batch if effect.together else self.executor.start
                 start(effect.works)
-            elif isinstance(effect, fx.Cancel):
-                self.executor.cancel(effect.work, expired=True)
             elif isinstance(effect, fx.CommitOffsets):
                 self._store(effect)
 

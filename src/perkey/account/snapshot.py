@@ -184,7 +184,7 @@ def handler_row(handler: Handler) -> dict[str, Any]:
         "skipped": handler.skipped,
         "parked": handler.parked,
         "superseded": handler.superseded,
-        "overdue": len(handler.slots.hung),
+        "overdue": len(handler.overdue),
         "in_flight": handler.slots.taken,
         "concurrency": handler.slots.concurrency,
         "ordering": handler.spec.ordering,

@@ -204,7 +204,7 @@ class Batching:
         if not works:
             return
         handler.slots.take()
-        call = Call(_order(works), works[0])
+        call = Call(_order(works))
         for work in works:
             work.call = call
         if handler.outages:
@@ -285,12 +285,8 @@ class Batching:
         ended: Sequence[Ended],
         *,
         whole: bool,
-        call: Call | None,
     ) -> None:
         """A batch call is over; `whole`: it failed as one and is tried in halves."""
-        if handler.timed:
-            call = call or next((w.call for w in (*done, *(one.work for one in ended))), None)
-            handler.slots.over(call)
         self._endings.done(done)
         handler.slots.give()
         handler.good_calls += not whole

@@ -32,7 +32,6 @@ def call(
     state: EngineState, handler: Handler, works: list[Work], *, together: bool = False
 ) -> None:
     """Call the handler for each of these, or once with all: they have their slots and run."""
-    handler.slots.time(works, state.now, together=together)
     state.emit(fx.Start(handler.index, works, together))
 
 
@@ -53,8 +52,6 @@ class AtLeastOnce:
         """These were taken, each with its own slot: call the handler, or prepare that."""
         state = self._state  # `call` inlined, as this is the hot path
         begin(works, state.now)
-        if handler.timed:
-            handler.slots.time(works, state.now)
         state.emit(fx.Start(handler.index, works))
 
     def start_together(self, handler: Handler, works: list[Work]) -> None:

@@ -22,13 +22,6 @@ class Start(NamedTuple):
     together: bool = False
 
 
-class Cancel(NamedTuple):
-    """This attempt ran longer than `timeout_s`: end it if that is possible."""
-
-    handler: int
-    work: Work
-
-
 class Send(NamedTuple):
     """Produce the outputs of a handled record; answer with `outputs_answered`."""
 
@@ -179,7 +172,7 @@ class Fatal(NamedTuple):
 
 
 Effect = (
-    Start | Cancel | Send | SendDeadLetter | AskExhausted | CommitOffsets
+    Start | Send | SendDeadLetter | AskExhausted | CommitOffsets
     | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
     | CommitsStored | Answered | Note | Drained | Fatal
 )  # fmt: skip

@@ -90,8 +90,6 @@ class Endings:
     def _ended(self, ending: Ended) -> None:
         work = ending.work
         partition, handler = work.partition, work.partition.handler
-        if handler.timed:
-            handler.slots.ended(work)
         if work.state != states.RUNNING:
             self._late(work)
             return
@@ -138,9 +136,6 @@ class Endings:
 
     def _batch_left(self, work: Work) -> None:
         """Its part of the call is over."""
-        handler = work.partition.handler
-        if handler.timed:
-            handler.slots.ended(work)
         work.partition.call_ended()
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:

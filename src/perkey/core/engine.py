@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from perkey.core.partition import Partition
     from perkey.core.scheduling import Handler, Room
-    from perkey.core.work import Call, Tags, Work
+    from perkey.core.work import Tags, Work
 
 NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}
 _RESUME_EVERY = 64  # completions between two checks of what may be fetched again
@@ -214,14 +214,14 @@ class Engine:
         self._turn()
 
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
-        """Requested calls of one handler that have not started: their time does not count yet."""
+        """Requested calls of one handler that have not started; for the account."""
         self.state.now = now
-        works[0].partition.handler.slots.not_begun(works, now)
+        works[0].partition.handler.slots.not_begun(works)
 
     def calls_begun(self, now: float, works: Sequence[Work], ran_s: float) -> None:
-        """Calls of one handler that started only `ran_s` ago: their time-out counts from there."""
+        """Calls of one handler that started only `ran_s` ago; for the account."""
         self.state.now = now
-        works[0].partition.handler.slots.begun(works, now - ran_s)
+        works[0].partition.handler.slots.begun(works)
         for work in works:
             if work.state == states.RUNNING:
                 work.since = now - ran_s
@@ -242,14 +242,10 @@ class Engine:
         ended: Sequence[Ended],
         *,
         whole: bool = False,
-        call: Call | None = None,
     ) -> None:
-        """One batch call has ended, with the results of the records not acknowledged before.
-
-        `call`: which one; not needed if there are such records.
-        """
+        """One batch call has ended, with the results of the records not acknowledged before."""
         self.state.now = now
-        self._batching.ended(self.state.handlers[handler], done, ended, whole=whole, call=call)
+        self._batching.ended(self.state.handlers[handler], done, ended, whole=whole)
         self._since_resume += len(done) + len(ended)
         self._turn()
 
@@ -320,6 +316,11 @@ class Engine:
         )
         self._turn()
 
+    def fail(self, now: float, reason: str) -> None:
+        """End the run: calls that nothing can end keep every slot of a handler."""
+        self.state.now = now
+        self.state.fail(reason)
+
     # -- time and control ------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -327,22 +328,6 @@ class Engine:
         self.state.now = now
         self._endings.retry_due()
         self._commits.in_doubt()
-        # Attempts past their `timeout_s`: request their end, once each
-        for handler in self.state.handlers:
-            for work in handler.slots.expired(self.state.now):
-                self.state.emit(fx.Cancel(handler.index, work))
-                if work.state != states.RUNNING:  # no record fails by it: a log line instead
-                    self.state.note(
-                        "warning",
-                        "batch call runs past its timeout_s, all its records are acknowledged",
-                        handler=handler.name, timeout_s=handler.timeout_s,
-                    )  # fmt: skip
-            if handler.slots.all_hung(self.state.now):
-                slots, timeout_s = handler.slots.concurrency, handler.timeout_s
-                self.state.fail(
-                    f"handler {handler.name}: all {slots} slots have been overdue for "
-                    f"ten times timeout_s={timeout_s}"
-                )
         self.state.outages.look_at_floods()
         for handler in self.state.handlers:
             for partition in list(handler.short_of_room):
@@ -366,7 +351,6 @@ class Engine:
         outages = self.state.outages
         due = [self._commits.next_due(), self.state.retries.next_due(), outages.next_due()]
         for handler in self.state.handlers:
-            due.append(handler.slots.next_due())
             if self._may_start(handler):
                 due += [handler.tokens_due(), self._batching.next_due(handler)]
         due += [budget.due for budget in self.state.budgets]

@@ -424,11 +424,9 @@ def plain_done(works: Iterable[Work]) -> list[Work]:
                 partition.finished(ended, size, top)
             partition = work.partition
             handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
-            plain, timed, add_ready = handler.plain, handler.timed, lanes.ready.append
+            plain, add_ready = handler.plain, lanes.ready.append
             incomplete, top = offsets.incomplete, offsets.top
             ended = size = 0
-        if timed:
-            handler.slots.ended(work)
         if work.state != RUNNING or not plain:
             others.append(work)
             continue

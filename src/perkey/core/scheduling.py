@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +27,6 @@ from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Stee
 from perkey.core.gates import COMMAND, PAUSED, Gate
 from perkey.core.retries import Flood
 from perkey.core.states import RUNNING
-from perkey.core.work import Call
 from perkey.policies import Park
 from perkey.types import Record
 
@@ -46,8 +44,8 @@ class Handler:
     __slots__ = (
         "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
         "exact", "failures", "flood", "gate", "good_calls", "index", "limited", "name", "outages",
-        "park", "parked", "plain", "relieve_at", "remembers", "retries", "rotation",
-        "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed",
+        "overdue", "park", "parked", "plain", "relieve_at", "remembers", "retries", "rotation",
+        "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timeout_s",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -70,8 +68,11 @@ class Handler:
         #: the budget that it shares with others
         self.budget: SharedBudget | None = None
         #: whether its attempts have a time-out, or had one
-        self.timed = spec.timeout_s is not None
-        self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
+        #: the time-out of one attempt, as declared or set by a command; the executor's to apply
+        self.timeout_s = spec.timeout_s
+        #: calls past it that run on; kept by the executor
+        self.overdue: Collection[object] = ()
+        self.slots = Slots(spec.concurrency, spec.ahead)
         #: calls granted beyond the concurrency, now
         self.ahead = spec.ahead
         #: a command has disabled that
@@ -112,8 +113,7 @@ class Handler:
         # Calls granted ahead would run in a worker without other work, and their time would count.
         self.alone = tuning.concurrency is not None or tuning.timeout_s is not None
         slots.resize(tuning.concurrency or spec.concurrency, 0 if self.alone else self.ahead)
-        slots.limit(tuning.timeout_s or spec.timeout_s)
-        self.timed = self.timed or slots.timeout_s is not None
+        self.timeout_s = tuning.timeout_s or spec.timeout_s
 
     def grant_ahead(self, count: int) -> None:
         """Grant this many calls beyond the concurrency from now on, unless a command forbids it."""
@@ -122,9 +122,19 @@ class Handler:
             self.slots.resize(self.spec.concurrency, count)
 
     @property
-    def timeout_s(self) -> float | None:
-        """The time-out of one attempt, as declared or set by a command; any thread."""
-        return self.slots.timeout_s
+    def in_flight(self) -> int:
+        """Calls that were requested and have not ended; any thread."""
+        return self.slots.taken
+
+    @property
+    def calls_max(self) -> int:
+        """Calls without which nothing more starts: its concurrency, or more that still run."""
+        return max(self.slots.concurrency, self.slots.taken)
+
+    @property
+    def concurrency(self) -> int:
+        """Calls at a time, as declared or set by a command."""
+        return self.slots.concurrency
 
     # -- the rotation ----------------------------------------------------------------------------
 
@@ -230,24 +240,16 @@ class Handler:
 
 
 class Slots:
-    """Calls that one handler may have in flight, and their time-outs."""
+    """Calls that one handler may have in flight."""
 
-    __slots__ = (
-        "capacity", "concurrency", "deadlines", "free", "hung", "timeout_s", "waiting",
-    )  # fmt: skip
+    __slots__ = ("capacity", "concurrency", "free", "waiting")
 
-    def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
+    def __init__(self, concurrency: int, ahead: int) -> None:
         self.concurrency = concurrency
         #: total calls: those beyond `concurrency` keep the pipes to worker processes full
         self.capacity = concurrency + ahead
         #: calls that may still start; negative while finished records keep slots (Commit each)
         self.free = self.capacity
-        self.timeout_s = timeout_s
-        #: running attempts -> their deadline, in that order; only with `timeout_s`. A call of
-        #: several records is here once, as the call
-        self.deadlines: dict[Work | Call, float] = {}
-        #: running past their deadline without a way to cancel -> since when
-        self.hung: dict[Work | Call, float] = {}
         #: calls that the runtime reported as not started -> the attempt. An entry may outlive it
         self.waiting: dict[Work, Record] = {}
 
@@ -262,15 +264,6 @@ class Slots:
         self.concurrency, self.capacity = concurrency, concurrency + ahead
         self.free = self.capacity - taken
 
-    def limit(self, timeout_s: float | None) -> None:
-        """Change the time-out; running attempts with a time-out get the new one."""
-        before, self.timeout_s = self.timeout_s, timeout_s
-        if timeout_s is None:
-            self.deadlines.clear()
-        elif before not in (None, timeout_s):
-            later = timeout_s - before
-            self.deadlines = {call: due + later for call, due in self.deadlines.items()}
-
     def take(self, count: int = 1) -> None:
         """This many calls start."""
         self.free -= count
@@ -279,84 +272,19 @@ class Slots:
         """This many calls are over."""
         self.free += count
 
-    def time(self, works: Sequence[Work], now: float, *, together: bool = False) -> None:
-        """These attempts start, each in a separate call or all `together` in one."""
-        if self.timeout_s is None:
-            return
-        due, call = now + self.timeout_s, works[0].call
-        if together and call is not None:
-            call.running = dict.fromkeys(works)
-            self.deadlines[call] = due
-        else:
-            self.deadlines.update(dict.fromkeys(works, due))
-
-    def ended(self, work: Work) -> None:
-        """The attempt is over; a call of several keeps its slot, and its deadline, to its end."""
-        call = work.call
-        if call is not None:
-            call.running.pop(work, None)
-            return
-        self.deadlines.pop(work, None)
-        self.hung.pop(work, None)
-
-    def over(self, call: Call | None) -> None:
-        """A call of several records has ended."""
-        if call is not None:
-            self.deadlines.pop(call, None)
-            self.hung.pop(call, None)
-
-    def expired(self, now: float) -> list[Work]:
-        """Attempts past their deadline, once each: they are overdue from now on.
-
-        For a batch a record that it still runs, if any: one that was acknowledged and is tried
-        again, because its outputs were refused, is in another call, too.
-        """
-        expired = [call for call, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
-        for call in expired:
-            del self.deadlines[call]
-            self.hung[call] = now
-        return [
-            next(iter(one.running), one.first) if isinstance(one, Call) else one for one in expired
-        ]
-
-    def not_begun(self, works: Sequence[Work], now: float) -> None:
-        """The calls of these wait before their handler: their time does not count yet."""
+    def not_begun(self, works: Sequence[Work]) -> None:
+        """The calls of these wait before their handler."""
         self.waiting = {work: one for work, one in self.waiting.items() if self.waits(work)}
         self.waiting.update((work, work.record) for work in works)
-        self._time_again(works, now)
 
-    def begun(self, works: Sequence[Work], at: float) -> None:
-        """The calls of these started at `at`, later than the engine assumed."""
+    def begun(self, works: Sequence[Work]) -> None:
+        """The calls of these started later than the engine assumed."""
         for work in works:
             self.waiting.pop(work, None)
-        self._time_again(works, at)
 
     def waits(self, work: Work) -> bool:
         """Whether its call has not started, as far as known."""
         return work.state == RUNNING and self.waiting.get(work) is work.record
-
-    def _time_again(self, works: Sequence[Work], at: float) -> None:
-        if self.timeout_s is None:
-            return
-        due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)
-        for work in works:
-            # The key of its deadline: the call that it shares with others, or itself
-            call = work if work.call is None else work.call
-            timed, hung = self.deadlines.pop(call, None), self.hung.pop(call, None)
-            if timed is not None or hung is not None:  # otherwise it has ended
-                self.deadlines[call] = due
-        if due < last:
-            self.deadlines = dict(sorted(self.deadlines.items(), key=lambda one: one[1]))
-
-    def next_due(self) -> float | None:
-        """The next deadline."""
-        return next(iter(self.deadlines.values()), None)
-
-    def all_hung(self, now: float) -> bool:
-        """Whether every slot has been overdue for ten time-outs: nothing will ever start again."""
-        if self.timeout_s is None or len(self.hung) < max(self.concurrency, self.taken):
-            return False
-        return now - max(self.hung.values()) >= 10 * self.timeout_s
 
 
 # -- the fetch -------------------------------------------------------------------------------------

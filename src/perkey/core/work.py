@@ -186,14 +186,9 @@ class Call:
     A record with its own slot needs none of this; the hot loops work without.
     """
 
-    __slots__ = ("first", "order", "running", "works")
+    __slots__ = ("order", "works")
 
-    def __init__(self, order: Mapping[Work, Work], first: Work) -> None:
-        #: one of its records, as its name, also once all are acknowledged
-        self.first = first
-        #: records that have not ended yet, if calls have a time-out (`Slots.time`). One that was
-        #: acknowledged and whose outputs were refused may be in another call by now
-        self.running: dict[Work, None] = {}
+    def __init__(self, order: Mapping[Work, Work]) -> None:
         #: a record -> the one before it in its lane in this call, until that is finished. It
         #: outlives the call: records that failed together come back in order
         self.order = dict(order)

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from perkey import guard
 from perkey.account.account import Account, begin, copies, slices
@@ -29,7 +29,7 @@ from perkey.core.events import Ended
 from perkey.core.gates import MEMBERSHIP
 from perkey.core.partition import Partition
 from perkey.core.states import InternalError
-from perkey.core.work import Call, Work
+from perkey.core.work import Work
 
 EVENTS_MAX = 200
 TEXT_MAX = 60
@@ -125,6 +125,16 @@ class Reports(list[T]):
         return taken
 
 
+class Timed(Protocol):
+    """An executor's calls that may be past their time-out; used inside the door."""
+
+    def next_due(self, now: float) -> float:
+        """When `expire` must be called next, at the latest."""
+
+    def expire(self, now: float) -> None:
+        """End the calls whose time is over."""
+
+
 class Door:
     """Serialises every event of one member's engine."""
 
@@ -158,6 +168,8 @@ class Door:
         self.on_broken: Callable[[Exception], None] = lambda _: None
         #: called when a thread of the run has died
         self.on_died: guard.Died = guard.log_death
+        #: the calls with a time-out of each executor
+        self.deadlines: list[Timed] = []
         self._events: deque[Event] = deque()
         #: the last events, attached to the error when the engine fails
         self.recent = Recent()
@@ -194,15 +206,10 @@ class Door:
         ended: Sequence[Ended],
         *,
         whole: bool,
-        call: Call | None,
     ) -> None:
-        """A call of a batch handler has ended; `call` is the core's."""
+        """A call of a batch handler has ended."""
         handler = works[0].partition.handler.index
-        self.post(
-            lambda engine, now: engine.batch_ended(
-                now, handler, done, ended, whole=whole, call=call
-            )
-        )
+        self.post(lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole))
 
     def turn(self) -> None:
         """Pass posted events to the engine, unless another thread is doing it."""
@@ -276,8 +283,22 @@ class Door:
 
     def _look_ahead(self) -> None:
         """Wake the polling thread in time for what became due by this event."""
-        if self.engine.next_deadline() < self.wakes_at:
+        if self.next_due() < self.wakes_at:
             self.on_earlier()
+
+    def next_due(self) -> float:
+        """When `tick` next has something to do, as far as known now. Inside the door."""
+        due = self.engine.next_deadline()
+        if self.deadlines:
+            now = self.clock()
+            due = min(due, *[one.next_due(now) for one in self.deadlines])
+        return due
+
+    def tick(self, now: float) -> None:
+        """Time has passed: for the engine, and for calls with a time-out. Inside the door."""
+        for one in self.deadlines:
+            one.expire(now)
+        self.engine.tick(now)
 
 
 def account_of(door: Door, *, records: bool = True) -> Account:

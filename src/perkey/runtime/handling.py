@@ -38,8 +38,9 @@ class Executor(Protocol):
         """Call it once for all of these; never blocks."""
         raise AssertionError(f"a batch of {len(works)} for a single-record handler")
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """End this attempt if that is possible."""
+    def cancel(self, work: Work) -> None:
+        """End this attempt if that is possible: its partition is revoked, or the app stops."""
+        return
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions, or all, are revoked."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
-from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import DELAY_MAX_S, Failed, HandlerSpec
 from perkey.core.retries import RetrySchedule, batch_delay_s, retry_delay_s, spread
@@ -105,52 +104,6 @@ def test_records_come_back_in_the_order_of_their_times(make_desk):
     assert offsets(desk.started()) == [1]
 
 
-def test_time_outs_are_reported_when_they_are_over(make_desk):
-    """Each once, in the order of their starts; what ended in time is not."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=3))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    desk.pass_time(0.5)
-    desk.poll(part, 1, 2)
-    zero, one, two = desk.started()
-    desk.do("calls_ended", [one])
-    assert desk.engine.state.handlers[0].slots.next_due() == 2.0
-    desk.pass_time(1.5)
-    assert [effect.work for effect in desk.take(fx.Cancel)] == [zero]
-    assert desk.engine.state.handlers[0].slots.next_due() == 2.5
-    desk.pass_time(0.5)
-    assert [effect.work for effect in desk.take(fx.Cancel)] == [two]
-    desk.pass_time(60.0)
-    assert desk.take(fx.Cancel) == []
-    assert desk.engine.state.handlers[0].slots.next_due() is None
-
-
-@pytest.mark.parametrize(("seconds", "hung"), [(19.9, False), (20.0, True)])
-def test_all_slots_overdue_for_ten_time_outs(make_desk, seconds, hung):
-    """Since the last of them was: nothing will ever start again."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    desk.pass_time(1.0)
-    desk.poll(part, 1)
-    desk.pass_time(1.0)  # the first is overdue
-    desk.pass_time(1.0)  # and the second
-    desk.pass_time(seconds)
-    assert bool(desk.take(fx.Fatal)) == hung
-
-
-def test_a_slot_that_is_free_again_hangs_no_run(make_desk):
-    """However long the others have been overdue."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    works = desk.started()
-    desk.pass_time(2.0)
-    desk.do("calls_ended", works[:1])
-    desk.pass_time(60.0)
-    assert desk.take(fx.Fatal) == []
-
-
 @pytest.mark.parametrize("gone", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 2}])
 def test_the_next_that_is_due_is_one_that_still_waits(gone):
     """The epochs of others have ended; nobody is woken for those, and nobody else is forgotten."""
@@ -166,45 +119,9 @@ def test_the_next_that_is_due_is_one_that_still_waits(gone):
     assert schedule.next_due() == (2.0 if 2 not in gone else None)
 
 
-def test_calls_that_have_not_begun_use_none_of_their_time(make_desk):
-    """Workers that open slowly, records that are loading: not overdue, and the run goes on."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    works = desk.started()
-    for _ in range(30):
-        desk.pass_time(2.0)
-        assert [effect.work for effect in desk.take(fx.Cancel)] == works
-        desk.do("calls_waiting", works)
-        assert desk.engine.state.handlers[0].slots.hung == {}
-    assert not desk.take(fx.Fatal)
-    assert {work.since for work in works} == {0.0}
-
-
-def test_the_time_of_a_call_counts_from_its_beginning(make_desk):
-    """It is asked to end when that is over, before a later one; and all may hang from then on."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (first,) = desk.started()
-    desk.pass_time(2.0)
-    desk.take(object)
-    desk.poll(part, 1)
-    (second,) = desk.started()
-    desk.do("calls_begun", [first], 0.5)
-    assert first.since == 1.5
-    assert desk.engine.next_deadline() <= 3.5
-    desk.pass_time(1.5)
-    assert [effect.work for effect in desk.take(fx.Cancel)] == [first]
-    desk.pass_time(0.5)
-    assert [effect.work for effect in desk.take(fx.Cancel)] == [second]
-    desk.pass_time(20.0)
-    assert len(desk.take(fx.Fatal)) == 1
-
-
-def test_what_has_ended_is_not_timed_again(make_desk):
+def test_what_has_ended_does_not_wait_to_begin(make_desk):
     """What is reported of a call may be of one that has ended, or of an attempt before."""
-    desk = make_desk(HandlerSpec("h", timeout_s=2.0, retry=Retry(delay_s=0.0)))
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=0.0)))
     (part,) = desk.assign(0)
     desk.poll(part, 0)
     (work,) = desk.started()
@@ -218,4 +135,3 @@ def test_what_has_ended_is_not_timed_again(make_desk):
     desk.do("calls_begun", [work], 0.0)
     desk.do("calls_waiting", [work])
     assert not slots.waits(work)
-    assert (slots.deadlines, slots.hung) == ({}, {})

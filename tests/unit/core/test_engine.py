@@ -9,7 +9,7 @@ from perkey.account.account import take
 from perkey.account.snapshot import snapshot
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.events import Failed, HandlerSpec, Returned, Steering, Tuning
+from perkey.core.events import Failed, HandlerSpec, Returned
 from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.policies import Batch, Retry, Stop
@@ -161,55 +161,6 @@ def test_stop_policy_ends_the_run_and_keeps_the_record(make_desk):
     desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
     assert "exhausted" in desk.take(fx.Fatal)[0].reason
     assert part.frontier == 0
-
-
-def test_overdue_attempt_is_cancelled_once(make_desk):
-    """Past `timeout_s` the end of the attempt is asked for, one time."""
-    desk = make_desk(HandlerSpec("h", timeout_s=1.0))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (work,) = desk.started()
-    assert desk.engine.next_deadline() <= 1.0
-    desk.pass_time(1.0)
-    desk.pass_time(1.0)
-    assert desk.take(fx.Cancel) == [fx.Cancel(0, work)]
-
-
-def test_all_slots_hung_for_ten_time_outs_is_fatal(make_desk):
-    """Nothing would ever start again: the app says which handler hangs."""
-    desk = make_desk(HandlerSpec("slow", concurrency=1, timeout_s=1.0))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    desk.pass_time(1.0)
-    desk.pass_time(9.9)
-    assert desk.take(fx.Fatal) == []
-    desk.pass_time(0.1)
-    assert "slow" in desk.take(fx.Fatal)[0].reason
-
-
-def test_a_handler_hangs_when_its_last_slot_has_hung_for_so_long(make_desk):
-    """The first one was overdue long before: until then something might still have started."""
-    desk = make_desk(HandlerSpec("slow", "unordered", concurrency=2, timeout_s=1.0))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    desk.pass_time(5.0)
-    desk.poll(part, 1)
-    desk.pass_time(1.0)
-    desk.pass_time(9.9)
-    assert desk.take(fx.Fatal) == []
-    desk.pass_time(0.2)
-    assert len(desk.take(fx.Fatal)) == 1
-
-
-def test_all_slots_that_a_command_left_may_hang(make_desk):
-    """Of two one was taken away: with the other one hanging nothing starts."""
-    desk = make_desk(HandlerSpec("slow", "unordered", concurrency=2, timeout_s=1.0))
-    (part,) = desk.assign(0)
-    desk.do("steer", Steering((), {0: Tuning(1)}))
-    desk.poll(part, 0, 1)
-    desk.pass_time(1.0)
-    desk.pass_time(10.0)
-    assert "all 1 slots" in desk.take(fx.Fatal)[0].reason
 
 
 def test_late_completion_is_counted_and_dropped(make_desk):

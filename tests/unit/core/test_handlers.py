@@ -90,17 +90,6 @@ def test_what_may_be_fetched_again_is_looked_at_as_records_end(make_desk, end):
     assert [effect.partitions for effect in desk.take(fx.ResumeIntake)] == [[part]]
 
 
-def test_a_batch_that_failed_whole_has_no_time_out_left(make_desk):
-    """It is over, and so is its time."""
-    desk = make_desk(in_batches(2, timeout_s=1.0, retry=Retry(delay_s=60.0)))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1, key=None)
-    (call,) = desk.take(fx.Start)
-    desk.do("batch_ended", 0, [], [Failed(work, ERROR) for work in call.works], whole=True)
-    desk.pass_time(30.0)
-    assert desk.take(fx.Cancel) == []
-
-
 def test_a_dead_letter_that_a_transaction_does_not_take_is_none(make_desk):
     """The record is parked with what was said, and keeps nothing that it has to produce."""
     policy = DeadLetter("dead")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perkey.core import effects as fx
 from perkey.core.events import ALL_STARTS_PER_S, HandlerSpec, Pause, Steering, Tuning
 from perkey.core.scheduling import Handler, Slots
 
@@ -65,24 +64,13 @@ def test_calls_granted_ahead_give_way_to_a_command(concurrency, started):
 
 def test_calls_that_are_too_many_now_end_first():
     """Below zero nothing starts; the same setting again changes nothing."""
-    slots = Slots(4, 0, None)
+    slots = Slots(4, 0)
     slots.take(4)
     slots.resize(2, 0)
     slots.resize(2, 0)
     assert (slots.free, slots.taken) == (-2, 4)
     slots.give(3)
     assert (slots.free, slots.taken) == (1, 1)
-
-
-def test_hung_calls_are_all_that_run():
-    """Fewer slots by command: what still runs beside them is no reason to stop the app."""
-    slots = Slots(4, 0, 1.0)
-    slots.take(4)
-    slots.hung = {object(): 0.0}
-    slots.resize(1, 0)
-    assert not slots.all_hung(100.0)
-    slots.give(3)
-    assert slots.all_hung(100.0)
 
 
 def test_a_rate_that_is_set_and_ends():
@@ -108,42 +96,20 @@ def test_nothing_is_due_while_too_many_calls_run():
     assert handler.tokens_due() == 1.0
 
 
-def cancelled_after(desk, seconds: float) -> bool:
-    """A call is asked to end then, and not just before."""
-    desk.take(object)
-    desk.pass_time(seconds - 0.1)
-    assert not desk.take(fx.Cancel)
-    desk.pass_time(0.2)
-    return len(desk.take(fx.Cancel)) == 1
+def test_a_time_out_that_is_set_and_ends():
+    """The executor reads it; none is granted ahead meanwhile, for its time would count."""
+    handler = Handler(0, HandlerSpec("h", concurrency=2, ahead=2))
+    handler.tune(Tuning(timeout_s=5.0))
+    assert (handler.timeout_s, handler.slots.capacity) == (5.0, 2)
+    handler.tune(Tuning())
+    assert (handler.timeout_s, handler.slots.capacity) == (None, 4)
 
 
-@pytest.mark.parametrize("set_s", [3.0, 30.0])
-def test_a_time_out_that_is_set_is_that_of_running_calls(make_desk, set_s):
-    """In place of the declared one, counted from their start; then the declared one is back."""
-    desk = make_desk(HandlerSpec("h", timeout_s=10.0))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, key=None)
-    desk.pass_time(1.0)
-    desk.do("steer", Steering((), {0: Tuning(timeout_s=set_s)}))
-    assert cancelled_after(desk, set_s - 1.0)
-    desk.poll(part, 1, key=None)
-    desk.do("steer", Steering())
-    assert cancelled_after(desk, 10.0)
-
-
-def test_a_time_out_where_there_was_none_is_of_later_calls(make_desk):
-    """It ends with the setting, for calls that run then as well."""
-    desk = make_desk(HandlerSpec("h", concurrency=2, ahead=2))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, key=None)
-    desk.do("steer", Steering((), {0: Tuning(timeout_s=5.0)}))
-    assert (part.handler.timeout_s, part.handler.slots.capacity) == (5.0, 2)
-    desk.poll(part, 1, key=None)
-    assert cancelled_after(desk, 5.0)
-    desk.do("calls_ended", [work for work in part.works() if work.record.offset == 1])
-    desk.poll(part, 2, key=None)
-    desk.do("steer", Steering())
-    desk.take(object)
-    desk.pass_time(100.0)
-    assert not desk.take(fx.Cancel)
-    assert (part.handler.timeout_s, part.handler.slots.capacity) == (None, 4)
+def test_calls_that_keep_every_slot_are_all_that_run():
+    """Fewer slots by command: nothing is stuck while more than those still run."""
+    handler = Handler(0, HandlerSpec("h", concurrency=4))
+    handler.slots.take(4)
+    handler.tune(Tuning(concurrency=1))
+    assert (handler.calls_max, handler.concurrency, handler.in_flight) == (4, 1, 4)
+    handler.slots.give(3)
+    assert (handler.calls_max, handler.in_flight) == (1, 1)

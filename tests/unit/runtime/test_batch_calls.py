@@ -61,26 +61,6 @@ def test_a_record_is_of_the_latest_call() -> None:
     assert calls.all() == [earlier]
 
 
-def test_of_two_calls_that_acknowledged_a_record_the_overdue_one_ends() -> None:
-    """Its outputs were refused, and it was tried again: both hold it, and each has its own time."""
-
-    class Running:
-        def __init__(self, *, over: bool, expired: bool = False) -> None:
-            self.works, self.expired, self.time_is_over = ["first"], expired, lambda: over
-
-    calls: Any = _Calls()
-    ended, earlier, later = (
-        Running(over=True, expired=True),
-        Running(over=True),
-        Running(over=False),
-    )
-    for one in (ended, earlier, later):
-        calls.add(one)
-    assert calls.to_end("first") is earlier
-    calls.remove(earlier)
-    assert calls.to_end("first") is later  # it reports how long it has run
-
-
 RECORDS = [record(0), record(1), record(0, partition=1)]
 
 

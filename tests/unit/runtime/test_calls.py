@@ -175,7 +175,7 @@ def test_a_swallowed_cancellation_is_not_the_next_records() -> None:
         bench.function = handler
         first, second = bench.poll(2)
         await until(lambda: begun)
-        bench.executor.cancel(first, expired=False)
+        bench.executor.cancel(first)
         await until(lambda: second.attempts)
         assert (begun, cancelling) == ([b"0", b"1"], [0, 0])
 
@@ -239,31 +239,6 @@ def test_a_call_that_never_lets_itself_be_cancelled_is_named(batched: bool, capl
     assert not any("destroyed" in line for line in lines)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_timeout_before_the_call_began_is_not_lost(batched: bool) -> None:
-    """The loop had no time for it: its time counts from its beginning, and ends it."""
-
-    async def main(loop: asyncio.AbstractEventLoop) -> None:
-        batch = {"batch": perkey.Batch(max_records=1)} if batched else {}
-        bench = async_bench(loop, timeout_s=0.05, **batch)
-        began = []
-
-        async def handler(_argument: Any) -> None:
-            began.append(time.monotonic())
-            await asyncio.sleep(WAIT_S)
-
-        bench.function = handler
-        (work,) = bench.poll(1)
-        bench.executor.cancel(work, expired=True)
-        await until(lambda: bench.ticked() or work.attempts)
-        assert work.failure is not None
-        assert work.failure.error is not None
-        assert work.failure.error.type == "AttemptTimeout"
-        assert time.monotonic() - began[0] >= 0.05
-
-    on_loop(main)
-
-
 def test_a_batch_that_is_dropped_before_it_began_is_given_back() -> None:
     """Cancelled before its first step a task would never run: its slot was gone for ever."""
 
@@ -276,7 +251,7 @@ def test_a_batch_that_is_dropped_before_it_began_is_given_back() -> None:
 
         bench.function = handler
         (work,) = bench.poll(1)
-        bench.executor.cancel(work, expired=False)
+        bench.executor.cancel(work)
         await until(lambda: work.partition.in_flight == 0 and begun)
         assert (begun, work.attempts) == ([b"0"], 0)
 
@@ -303,7 +278,7 @@ def test_a_batch_continues_for_what_stays(both: bool) -> None:
         bench.door.call(lambda engine, now: engine.revoking(now, held))
         bench.executor.warn(held)
         for work in gone:
-            bench.executor.cancel(work, expired=False)
+            bench.executor.cancel(work)
         for _ in range(5):
             await asyncio.sleep(0)
         bench.door.call(lambda engine, now: engine.closed(now, held))

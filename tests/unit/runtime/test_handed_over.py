@@ -56,22 +56,6 @@ def meanwhile(body: Callable[[], Any]) -> threading.Thread:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def test_a_call_that_returns_while_another_expires_breaks_nothing() -> None:
-    """Its thread takes it off the expired ones, which the thread in the door goes through."""
-    bench = Bench(ThreadExecutor)
-    expired = bench.executor._expired
-
-    class Returned:
-        @property
-        def state(self) -> int:
-            meanwhile(expired.clear).join(LIMIT_S)
-            return states.DONE
-
-    expired.update({Returned(), Returned()})
-    bench.executor.cancel(work_of(), expired=True)
-    assert len(expired) == 1
-
-
 class Idle(deque[None]):
     """The threads that wait; `then` happens between a thread's entry and its last look."""
 

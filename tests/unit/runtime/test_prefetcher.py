@@ -9,7 +9,6 @@ import pytest
 from tests.support.bench import Bench
 
 import perkey
-from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.partition import Partition
 from perkey.core.work import Work
@@ -24,7 +23,7 @@ class Inner(Executor):
 
     def __init__(self) -> None:
         self.started: list[list[Work]] = []
-        self.cancelled: list[tuple[Work, bool]] = []
+        self.cancelled: list[Work] = []
         self.warned: list[Sequence[Partition] | None] = []
         self.closed = False
 
@@ -34,9 +33,9 @@ class Inner(Executor):
 
     start_batch = start
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
+    def cancel(self, work: Work) -> None:
         """Keep it."""
-        self.cancelled.append((work, expired))
+        self.cancelled.append(work)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Keep them."""
@@ -140,52 +139,6 @@ def test_a_recall_leaves_what_is_not_its_own_in_the_queue() -> None:
     assert loading.prefetcher._queue.empty()
 
 
-def test_what_is_given_back_is_no_longer_loading() -> None:
-    """A time-out that comes later is for the call that it starts next."""
-    loading = Loading(concurrency=1, timeout_s=5.0)
-    (work,) = loading.bench.poll(1)
-    loading.prefetcher.cancel(work, expired=True)
-    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
-    loading.prefetcher.warn(None)
-    assert loading.prefetcher._loading == set()
-    loading.prefetcher.cancel(work, expired=True)
-    assert loading.inner.cancelled == [(work, True)]
-
-
-@pytest.mark.parametrize("spec", [{}, {"batch": perkey.Batch(max_records=1)}])
-@pytest.mark.parametrize("handed_on_at", [2.0, 12.0, 49.0])
-def test_a_call_has_all_its_time_from_when_it_was_handed_on(
-    handed_on_at: float, spec: dict[str, Any]
-) -> None:
-    """However long it was loading; then it is ended, once."""
-    loading = Loading(concurrency=1, timeout_s=5.0, **spec)
-    bench = loading.bench
-    bench.pass_to(0.0)
-    (work,) = bench.poll(1)
-    for now in range(int(handed_on_at)):
-        bench.pass_to(now)
-    bench.pass_to(handed_on_at)
-    loading.load()
-    assert work.since == handed_on_at
-    for seconds, cancelled in ((0.0, 0), (4.9, 0), (5.0, 1), (15.0, 1)):
-        bench.pass_to(handed_on_at + seconds)
-        assert loading.inner.cancelled == [(work, True)] * cancelled
-    assert not [effect for effect in bench.effects if isinstance(effect, fx.Fatal)]
-
-
-def test_a_call_in_time_goes_to_the_executor_behind() -> None:
-    """Once handed on, a time-out is that executor's; so is a partition that goes at any time."""
-    loading = Loading(concurrency=1, timeout_s=5.0)
-    (work,) = loading.bench.poll(1)
-    loading.prefetcher.cancel(work, expired=False)  # loading: it ends by itself
-    assert loading.inner.cancelled == []
-    loading.load()
-    assert loading.prefetcher._queue.empty()
-    loading.prefetcher.cancel(work, expired=False)
-    loading.prefetcher.cancel(work, expired=True)
-    assert loading.inner.cancelled == [(work, False), (work, True)]
-
-
 def test_each_record_gets_its_value() -> None:
     """In the order of the records."""
     loading = Loading(concurrency=4)
@@ -240,3 +193,14 @@ def test_what_is_loaded_for_has_not_begun() -> None:
     desk.prefetcher._function = load
     desk.load()
     assert (waited, slots.waits(work)) == ([True], False)
+
+
+def test_only_a_call_that_was_handed_on_is_ended() -> None:
+    """Loading ends by itself; what was returned before that is no longer loading."""
+    loading = Loading(concurrency=1)
+    (work,) = loading.bench.poll(1)
+    loading.prefetcher.cancel(work)
+    assert loading.inner.cancelled == []
+    loading.load()
+    loading.prefetcher.cancel(work)
+    assert loading.inner.cancelled == [work]

@@ -11,6 +11,7 @@ from tests.unit.runtime.test_process_executor import office, states_of
 import perkey
 from perkey.core import effects as fx
 from perkey.core import states
+from perkey.runtime.calls.deadlines import NEVER
 from perkey.runtime.calls.processes.executor import REPORT_S
 from perkey.runtime.calls.processes.protocol import Reply
 
@@ -22,7 +23,8 @@ def test_a_call_killed_for_its_time_out_reports_it(office: Any) -> None:
     desk = office(timeout_s=5.0, retry=perkey.Retry(attempts=5, delay_s=60))
     (work,) = desk.poll(1)
     desk.begin(work)
-    desk.executor.cancel(work, expired=True)
+    desk.child.began_at = time.monotonic() - 5.0
+    desk.bench.ticked()
     assert desk.child.killed
     desk.executor._died(desk.child)
     assert (work.state, work.failure.error.type) == (states.RETRYING, "AttemptTimeout")
@@ -36,7 +38,8 @@ def test_a_batch_is_killed_for_its_time_out_though_its_first_record_is_done(offi
     works = desk.poll(2)
     desk.begin(works[0])
     desk.hear(desk.child, Reply(next(iter(desk.child.given)), "acked"))
-    desk.executor.cancel(works[0], expired=True)
+    desk.child.began_at = time.monotonic() - 5.0
+    desk.bench.ticked()
     assert desk.child.killed
     desk.executor._died(desk.child)
     assert states_of(works) == [states.DONE, states.RETRYING]
@@ -49,10 +52,10 @@ def test_a_time_out_of_what_has_just_ended_kills_no_one(office: Any) -> None:
     first, second = desk.poll(2)
     desk.begin(first)
     desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
-    desk.begin(second)
-    desk.executor.cancel(first, expired=True)
+    desk.bench.ticked()
     assert not desk.child.killed
-    desk.executor.cancel(second, expired=True)
+    desk.begin(second)
+    desk.bench.ticked()
     assert desk.child.killed
 
 
@@ -65,26 +68,32 @@ def test_what_has_not_begun_is_not_overdue(office: Any) -> None:
     for now in range(1, 61):
         desk.bench.pass_to(float(now))
     assert not [effect for effect in desk.bench.effects if isinstance(effect, fx.Fatal)]
-    slots = works[0].partition.handler.slots
-    assert [slots.waits(work) for work in works] == [True, True]
-    assert slots.hung == {}
+    assert not desk.child.killed
+    assert not works[0].partition.handler.overdue
 
 
-def test_a_call_has_all_its_time_from_when_its_worker_began_it(office: Any) -> None:
-    """The engine's clock began when it asked for the call."""
+@pytest.mark.parametrize(("ran_s", "killed"), [(4.0, False), (5.0, True), (9.0, True)])
+def test_a_call_has_all_its_time_from_when_its_worker_began_it(
+    office: Any, ran_s: float, killed: bool
+) -> None:
+    """However long ago the engine requested it; and only the worker that runs it is killed."""
     desk = office(concurrency=1, ahead=0, timeout_s=5.0)
     desk.bench.pass_to(0.0)
     (work,) = desk.poll(1)
     desk.begin(work)
-    desk.child.began_at = time.monotonic() - 3.0  # at 97 by the engine's clock
+    desk.child.began_at = time.monotonic() - ran_s
     desk.bench.pass_to(100.0)
-    assert not desk.child.killed
-    assert work.since == pytest.approx(97.0, abs=1.0)
-    desk.child.began_at = 0.0
-    desk.bench.pass_to(work.since + 4.9)
-    assert not desk.child.killed
-    desk.bench.pass_to(work.since + 5.0)
-    assert desk.child.killed
+    assert desk.child.killed is killed
+    due = desk.executor.next_due(100.0)
+    assert due == pytest.approx(105.0 if killed else 101.0, abs=0.5)
+
+
+def test_nothing_is_due_without_a_time_out_or_a_call(office: Any) -> None:
+    """The polling thread wakes for neither."""
+    assert office(timeout_s=5.0).executor.next_due(0.0) == NEVER
+    desk = office()
+    desk.begin(*desk.poll(1))
+    assert desk.executor.next_due(0.0) == NEVER
 
 
 def test_the_engine_hears_which_calls_wait_for_a_worker(office: Any) -> None:
@@ -135,5 +144,5 @@ def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:
     desk = office(timeout_s=5.0)
     (work,) = desk.poll(1)
     desk.begin(work)
-    desk.executor.cancel(work, expired=False)
+    desk.executor.cancel(work)
     assert not desk.child.killed

@@ -22,23 +22,18 @@ from perkey.core.events import AT_MOST_ONCE, Unhandled
 from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.runtime.calls import stacks
+from perkey.runtime.calls.deadlines import AttemptTimeout, Deadlines
 from perkey.runtime.calls.invoke import failed, report_returned
 from perkey.runtime.door import Door
 from perkey.runtime.handling import Executor, HandlerPlan
-from perkey.types import Record
 
 SLICE_S = 0.005  # a worker whose handlers never wait yields to the loop this often
 TOGETHER = 50  # calls that end in one pass of the loop are reported when they are this many
 LOOK_EVERY = 32  # records between two looks at the clock, at most
 LOOK_S = 100e-6  # and the time, as long as calls take about as long as the last ones
-_BEGUN_S = 0.02  # interval of checks whether an expired call has started
 
 EXPIRED = "expired"  # cancelled by its time-out
 DROPPED = "dropped"  # cancelled because its partition was revoked or the app stops
-
-
-class AttemptTimeout(TimeoutError):
-    """The attempt ran longer than `timeout_s`."""
 
 
 #: a burst awaits this for a context in which nothing is set
@@ -137,8 +132,7 @@ class AsyncExecutor(Executor):
         self._away = 0
         self._closed = False
         self._loop_thread = 0
-        #: expired by the engine's clock, and not started yet
-        self._looked_for: set[Work] = set()
+        self._deadlines = Deadlines[Work](plan, door, self._expired)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         decoding = plan.decoding
         waits = decoding is not None and decoding.waits
@@ -161,9 +155,12 @@ class AsyncExecutor(Executor):
         else:
             self._call_on_loop(lambda: self._wake(1))
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the attempt of this record, by time-out or because its partition is revoked."""
-        self._call_on_loop(lambda: self._cancel(work, EXPIRED if expired else DROPPED))
+    def cancel(self, work: Work) -> None:
+        """End the attempt of this record, because its partition is revoked or the app stops."""
+        self._call_on_loop(lambda: self._cancel(work, DROPPED))
+
+    def _expired(self, work: Work) -> None:
+        self._call_on_loop(lambda: self._cancel(work, EXPIRED))
 
     def close(self) -> None:
         """Start no further record and end the idle workers."""
@@ -271,6 +268,7 @@ class AsyncExecutor(Executor):
         """
         plan, ready, done = self._plan, self._ready, self._door.done
         function, decode = self._function, self._decode
+        deadlines, handler = self._deadlines, self._deadlines.handler
         clock, trusted = time.perf_counter, self._door.trusted
         began = slice_ends = clock()
         slice_ends += SLICE_S
@@ -294,13 +292,19 @@ class AsyncExecutor(Executor):
                 worker.work = None  # plan.may_call, inlined: this is the hot path
                 self._door.ended.append(Unhandled(work))
                 continue
+            if timed := handler.timeout_s is not None:
+                deadlines.began(work)
             try:
                 returned = await function(work.record if decode is None else decode(work.record))
             except BaseException as error:
                 if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
                     raise  # destroyed with its loop: no call ends, and the run is over
+                if timed and deadlines.ended(work):
+                    worker.mark = worker.mark or EXPIRED
                 self._failed(worker, work, error, began)
             else:
+                if timed and deadlines.ended(work):
+                    worker.mark = worker.mark or EXPIRED
                 if returned is None and worker.mark is None and plan.calls is None:
                     done.append(work)
                 else:
@@ -372,28 +376,12 @@ class AsyncExecutor(Executor):
     # -- the end -----------------------------------------------------------------------------------
 
     def _cancel(self, work: Work, mark: str) -> None:
-        worker = self._worker_of(work)
+        if mark == EXPIRED and work not in self._deadlines.overdue:
+            return  # it has ended meanwhile; another attempt may run by now
+        worker = next((worker for worker in self._workers if worker.work is work), None)
         if worker is not None and worker.task is not None:
             worker.mark = worker.mark or mark
             worker.task.cancel()
-        elif mark == EXPIRED:
-            self._door.waiting([work])
-            if work not in self._looked_for:
-                self._looked_for.add(work)
-                self._time_once_begun(work, work.record)
-
-    def _worker_of(self, work: Work) -> _Worker | None:
-        return next((worker for worker in self._workers if worker.work is work), None)
-
-    def _time_once_begun(self, work: Work, record: Record) -> None:
-        """Count the time of a call from its actual start, if the loop was busy before that."""
-        present = work.state == RUNNING and work.record is record and not self._closed
-        if present and self._worker_of(work) is None:
-            self._loop.call_later(_BEGUN_S, self._time_once_begun, work, record)
-            return
-        self._looked_for.discard(work)
-        if present:
-            self._door.begun([work])
 
     def _end_workers(self) -> None:
         for waiting in self._idle:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perkey.core.events import AT_MOST_ONCE, Ended, Returned, Unhandled
@@ -18,7 +17,7 @@ from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.decoding import all_decoded
 from perkey.runtime.calls import stacks
-from perkey.runtime.calls.aio import AttemptTimeout
+from perkey.runtime.calls.deadlines import AttemptTimeout, Deadlines, note_acknowledged
 from perkey.runtime.calls.invoke import BadReturn, failed, messages_of
 from perkey.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from perkey.runtime.calls.threads import WorkerThreads
@@ -139,18 +138,6 @@ class BatchCall:
         """The current time-out."""
         return self.works[0].partition.handler.timeout_s
 
-    def used_up(self) -> bool:
-        """Whether its time-out has passed, counted by the engine from its request for the call."""
-        if self.time_is_over():
-            return True
-        ran_s = time.perf_counter() - self.began
-        self._door.begun([work for work in self.works if work.call is self.call], ran_s)
-        return False
-
-    def time_is_over(self) -> bool:
-        """The same without asking the engine."""
-        return time.perf_counter() - self.began >= (self.timeout_s or 0.0)
-
     def touches(self, partitions: Sequence[Partition]) -> bool:
         """Whether it holds a record of one of these."""
         return any(work.partition in partitions for work in self.works)
@@ -217,7 +204,7 @@ class BatchCall:
     ) -> None:
         self._acks.end()
         self.plan.called(handled(done, ended), self.began, returned)
-        self._door.batch_ended(self.works, done, ended, whole=whole, call=self.call)
+        self._door.batch_ended(self.works, done, ended, whole=whole)
 
 
 class _Calls:
@@ -251,11 +238,6 @@ class _Calls:
         """The call that runs it: the latest, as an earlier one may have acknowledged it."""
         return next((call for call in reversed(self.all()) if work in call.works), None)
 
-    def to_end(self, work: Work) -> BatchCall | None:
-        """The expired call of this record: several may have acknowledged it in turn."""
-        over = (c for c in self.all() if work in c.works and not c.expired and c.time_is_over())
-        return next(over, None) or self.of(work)
-
     def all(self) -> list[BatchCall]:
         with self._lock:
             return list(self._running)
@@ -264,7 +246,11 @@ class _Calls:
 class _BatchExecutor(Executor):
     """Its running calls acknowledge records before they end."""
 
+    _door: Door
     _calls: _Calls
+
+    def _note(self, call: BatchCall) -> None:
+        note_acknowledged(self._door, call.works, call.call)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions are revoked."""
@@ -283,20 +269,12 @@ class BatchThreads(_BatchExecutor, WorkerThreads["list[Work]"]):
     ) -> None:
         WorkerThreads.__init__(self, plan, door, loop)
         self._calls = _Calls()
+        # A running call cannot be ended: it counts as failed when it returns.
+        self._deadlines = Deadlines[BatchCall](plan, door, self._note)
 
     def start_batch(self, works: list[Work]) -> None:
         """Call the handler once with these."""
         self.put([works])
-
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """A running call cannot be cancelled: it counts as failed when it returns."""
-        if not expired:
-            return
-        call = self._calls.to_end(work)
-        if call is None:
-            self._door.waiting([work])
-        elif call.used_up():
-            call.expired = True
 
     def _call(self, item: list[Work], _context: Context) -> bool:
         call = BatchCall(self._plan, self._door, item)
@@ -304,11 +282,16 @@ class BatchThreads(_BatchExecutor, WorkerThreads["list[Work]"]):
         if batch is None:
             return False
         self._calls.add(call)
+        if timed := self._deadlines.handler.timeout_s is not None:
+            self._deadlines.began(call)
         try:
             value = call.context.run(self._plan.function, batch)
         except BaseException as error:
+            if timed:
+                self._deadlines.ended(call)
             call.raised(error)
         else:
+            call.expired = timed and self._deadlines.ended(call)
             call.returned(value)
         finally:
             self._calls.remove(call)
@@ -323,6 +306,7 @@ class BatchTasks(_BatchExecutor):
         self._door = door
         self._loop = loop
         self._calls = _Calls()
+        self._deadlines = Deadlines[BatchCall](plan, door, self._expired)
         self._closed = False
         self._loop_thread = 0
         decoding = plan.decoding
@@ -356,6 +340,8 @@ class BatchTasks(_BatchExecutor):
                 call.give_back()
                 return
             call.began = time.perf_counter()
+            if self._deadlines.handler.timeout_s is not None:
+                self._deadlines.began(call)
             if self._waiting is not None:
                 decoded = await self._waiting.all_awaited(batch)
                 if (found := call.made(*decoded)) is None:
@@ -363,27 +349,30 @@ class BatchTasks(_BatchExecutor):
                 batch = found
             value = await self._plan.function(batch)
         except BaseException as error:
+            call.expired = self._deadlines.ended(call)
             timed_out = AttemptTimeout(f"no answer within timeout_s={call.timeout_s}")
             call.raised(timed_out if call.expired else error)
         else:
+            call.expired = self._deadlines.ended(call)
             call.returned(value)
         finally:
             call.task = None
+            self._deadlines.ended(call)  # it could not be decoded
             self._calls.remove(call)
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the call that holds this record; any thread."""
+    def _expired(self, call: BatchCall) -> None:
+        self._note(call)
         with suppress(RuntimeError):  # the loop is closed: nothing runs any more
-            self._loop.call_soon_threadsafe(partial(self._cancel, work, expired=expired))
+            self._loop.call_soon_threadsafe(self._end, call)
 
-    def _cancel(self, work: Work, *, expired: bool) -> None:
-        call = self._calls.to_end(work) if expired else self._calls.of(work)
-        if expired and (call is None or call.task is None):
-            self._door.waiting([work])
-        elif expired and call is not None and call.used_up():
-            call.expired = True
-            self._end(call)
-        if expired or call is None:
+    def cancel(self, work: Work) -> None:
+        """End the call that holds this record, if it has no other that stays; any thread."""
+        with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self._cancel, work)
+
+    def _cancel(self, work: Work) -> None:
+        call = self._calls.of(work)
+        if call is None:
             return
         call.leaving.add(work)
         # exactly_once: a record that is handled again shows nowhere, but outputs for records that

@@ -22,7 +22,7 @@ from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.decoding import is_async
 from perkey.runtime.calls import stacks
-from perkey.runtime.calls.aio import AttemptTimeout
+from perkey.runtime.calls.deadlines import AttemptTimeout
 from perkey.runtime.calls.invoke import failed
 from perkey.runtime.door import Door
 from perkey.runtime.handling import Executor, HandlerPlan
@@ -106,14 +106,12 @@ class Prefetcher(Executor):
         self._loading.update(works)
         self._queue.put(works)
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the attempt; the time of a call counts from when it is passed on."""
+    def cancel(self, work: Work) -> None:
+        """End the attempt if it was passed on: loading ends by itself."""
         with self._handing_on:
             loading = work in self._loading
         if not loading:
-            self.inner.cancel(work, expired=expired)
-        elif expired:
-            self._door.waiting([work])
+            self.inner.cancel(work)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches; return records that are not being loaded yet."""
@@ -262,7 +260,7 @@ class Prefetcher(Executor):
         with self._handing_on:
             self._loading.difference_update(works)
         if self._batched:
-            self._door.batch_ended(works, [], ends, whole=whole, call=works[0].call)
+            self._door.batch_ended(works, [], ends, whole=whole)
         else:
             self._door.ended.extend(ends)
             self._door.turn()

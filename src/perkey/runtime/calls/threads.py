@@ -24,7 +24,7 @@ from perkey.core.partition import Partition
 from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.runtime.calls import stacks
-from perkey.runtime.calls.aio import AttemptTimeout
+from perkey.runtime.calls.deadlines import AttemptTimeout, Deadlines
 from perkey.runtime.calls.invoke import failed, report_returned
 from perkey.runtime.door import Door
 from perkey.runtime.handling import Executor, HandlerPlan
@@ -185,7 +185,8 @@ class ThreadExecutor(WorkerThreads[Work]):
     ) -> None:
         super().__init__(plan, door, loop)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
-        self._expired: set[Work] = set()
+        #: a running call cannot be ended: it counts as failed when it returns
+        self._deadlines = Deadlines[Work](plan, door, lambda _: None)
         self._trusted_until = -1.0
         #: only if a call's end completes the record: commits and transactions have another pace
         self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
@@ -200,16 +201,6 @@ class ThreadExecutor(WorkerThreads[Work]):
     def start(self, works: Sequence[Work]) -> None:
         """Call the handler for each; never blocks."""
         self.put(works)
-
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """A running call cannot be ended; after a time-out it counts as failed when it returns."""
-        if expired and work in self._ready:
-            self._door.waiting([work])  # no thread has taken it yet
-        elif expired:
-            # A copy: threads whose calls return remove theirs meanwhile.
-            for ended in [one for one in self._expired.copy() if one.state != RUNNING]:
-                self._expired.discard(ended)  # returned at the very moment it expired
-            self._expired.add(work)
 
     # -- on the polling thread ---------------------------------------------------------------------
 
@@ -256,6 +247,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         """Call for this record, and then for those that are ready, as long as calls are short."""
         plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
         function, clock, done = plan.function, time.perf_counter, door.done
+        deadlines, handler = self._deadlines, self._deadlines.handler
         began, unsampled = clock(), 0
         while True:
             # plan.may_call, inlined: this is the hot path.
@@ -266,17 +258,21 @@ class ThreadExecutor(WorkerThreads[Work]):
             ):
                 door.ended.append(Unhandled(work))
                 return False
+            if timed := handler.timeout_s is not None:
+                deadlines.began(work)
             try:
                 returned = function(work.record if decode is None else decode(work.record))
             except BaseException as error:
-                self._expired.discard(work)
+                if timed:
+                    deadlines.ended(work)
                 plan.called([work], began)
                 door.ended.append(failed(work, error))
             else:
-                if returned is None and not self._expired and plan.calls is None:
+                late = timed and deadlines.ended(work)
+                if returned is None and not late and plan.calls is None:
                     done.append(work)
                 else:
-                    self._returned(work, returned, began)
+                    self._returned(work, returned, began, late=late)
             ended = clock()
             took_s = ended - began
             unsampled -= 1
@@ -318,15 +314,12 @@ class ThreadExecutor(WorkerThreads[Work]):
         self._trusted_until = now + LOOK_S
         return True
 
-    def _returned(self, work: Work, returned: object, began: float) -> None:
+    def _returned(self, work: Work, returned: object, began: float, *, late: bool) -> None:
         plan, door = self._plan, self._door
-        expired = work in self._expired
-        self._expired.discard(work)
-        # Its time counts from its actual start, which the engine does not know.
-        limit_s = work.partition.handler.timeout_s
-        if expired and time.perf_counter() - began >= (limit_s or 0.0):
-            late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
+        if late:
+            limit_s = work.partition.handler.timeout_s
+            error = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
             plan.called([work], began)
-            door.ended.append(failed(work, late))
+            door.ended.append(failed(work, error))
         else:
             report_returned(plan, door, work, returned, began)

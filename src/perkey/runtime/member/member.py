@@ -348,18 +348,18 @@ class Member:
             kinds = [plan.kind for plan in self.config.plans]
             self.run_log.drain_timed_out(self.config.drain_timeout_s, left, now, kinds)
             for work in left:
-                self.executors[work.partition.handler.index].cancel(work, expired=False)
+                self.executors[work.partition.handler.index].cancel(work)
             self.door.post(lambda engine, now: engine.stop(now, "now"))
 
     def tick_engine(self, now: float) -> None:
         """Let the engine do what is due. For use inside a rebalance callback too."""
         self.door.call(partial(self._tick_inside, now))
 
-    def _tick_inside(self, began: float, engine: Engine, now: float) -> None:
-        engine.tick(now)
+    def _tick_inside(self, began: float, _engine: Engine, now: float) -> None:
+        self.door.tick(now)
         # Set inside: an event that comes before we leave may be due earlier, and must not be lost.
         self._next_tick_at = began + TICK_S
-        due_at = max(engine.next_deadline(), self._next_tick_at)
+        due_at = max(self.door.next_due(), self._next_tick_at)
         self.door.wakes_at = min(due_at, began + self._longest_s())
 
     def _wait_for_room(self) -> int:
@@ -482,7 +482,7 @@ class Member:
 
     def _wake_for_deadline(self) -> None:
         """Inside the door: something is due earlier than the polling thread expects."""
-        earlier = max(self.engine.next_deadline(), self._next_tick_at)
+        earlier = max(self.door.next_due(), self._next_tick_at)
         if earlier < self.door.wakes_at:
             self.door.wakes_at = earlier
             self.membership.wake()

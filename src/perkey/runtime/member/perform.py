@@ -45,7 +45,6 @@ class Performer:
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
-            fx.Cancel: lambda one: membership.executors[one.handler].cancel(one.work, expired=True),
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
             fx.AskExhausted: lambda one: membership.callbacks.call(self._decide, one),

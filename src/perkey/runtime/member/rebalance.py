@@ -262,7 +262,7 @@ class Rebalance:
         finished = self._wait(partial(quiet, ours), partial(self._time_left.revoke_until, began))
         if not finished:
             for work in membership.door.call(lambda engine, _: engine.running(ours)):
-                membership.executors[work.partition.handler.index].cancel(work, expired=False)
+                membership.executors[work.partition.handler.index].cancel(work)
             grace_s = CANCEL_GRACE_S if self._time_left.patient else 0.05
             cancelled_by = self._membership.now() + grace_s
             self._wait(partial(quiet, ours), lambda: cancelled_by)
@@ -294,7 +294,7 @@ class Rebalance:
         for executor in membership.executors:
             executor.warn(ours)
         for work in running:  # another member may run them already
-            membership.executors[work.partition.handler.index].cancel(work, expired=False)
+            membership.executors[work.partition.handler.index].cancel(work)
         event("warning", "lost", partitions=names(partitions))
         if partitions:
             membership.callbacks.call(self._config.on_revoke, list(partitions))

@@ -268,8 +268,6 @@ class Lanes:
                     if isinstance(value, dict):  # fields; a topic takes bytes
                         letter = letter._replace(value=as_json(value))
                     answers.append(self._kept(work, [letter]))
-                case fx.Cancel(_, work):
-                    self._executor.cancel(work, expired=True)
                 case fx.Note(level, what, fields):
                     traced(_log, level, what, fields)
                 case fx.Fatal():
@@ -295,9 +293,9 @@ class Lanes:
         self._engine.enough.set()
 
     def _keep_time(self) -> None:
-        def tick(engine: Engine, now: float) -> float:
-            engine.tick(now)
-            self._door.wakes_at = engine.next_deadline()
+        def tick(_engine: Engine, now: float) -> float:
+            self._door.tick(now)
+            self._door.wakes_at = self._door.next_due()
             return self._door.wakes_at - now
 
         while True:

@@ -57,20 +57,6 @@ def test_call_that_never_began_takes_its_mark_back(make_desk):
     assert offsets(desk.started()) == [0]
 
 
-def test_time_out_counts_from_the_start_not_from_the_mark(make_desk):
-    """While the mark is on the way the attempt has not begun."""
-    desk = make_desk(HandlerSpec("h", delivery="at_most_once", retry=Retry(attempts=1),
-                                 on_exhausted=Skip(), timeout_s=1.0))  # fmt: skip
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (sent,) = desk.take(fx.CommitOffsets)
-    desk.pass_time(2.0)
-    assert desk.take(fx.Cancel) == []
-    desk.answer(sent)
-    desk.pass_time(1.0)
-    assert len(desk.take(fx.Cancel)) == 1
-
-
 def test_at_most_once_never_splits(make_desk):
     """A failed batch is final for all of it: nothing is handled twice."""
     once = in_batches(2, delivery="at_most_once", retry=Retry(attempts=1), on_exhausted=Skip())

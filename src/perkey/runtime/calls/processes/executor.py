@@ -24,6 +24,7 @@ from perkey.core.events import AT_MOST_ONCE, Ended, Returned, Unhandled
 from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.runtime.calls import stacks
+from perkey.runtime.calls.deadlines import NEVER, handler_of, note_acknowledged
 from perkey.runtime.calls.processes.call_ends import (
     Deaths,
     WorkerSpans,
@@ -80,6 +81,8 @@ class ProcessExecutor(Executor):
         #: nothing waits in a pipe: a record that is passed to a worker counts as started for the
         #: group
         self._once = plan.spec.delivery == AT_MOST_ONCE
+        self._handler = handler_of(plan, door)
+        door.deadlines.append(self)
         #: the app stops: records that have not started are returned
         self._recalling = False
         #: calls that were reported as not started, and when the next report is due
@@ -125,27 +128,31 @@ class ProcessExecutor(Executor):
         if wakes:
             self._tokens.put(True)
 
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """A time-out kills the worker; a revoked partition does not."""
-        if not expired:
+    # -- time-outs: inside the door ----------------------------------------------------------------
+
+    def next_due(self, now: float) -> float:
+        """When `expire` must be called next, at the latest."""
+        limit_s = self._handler.timeout_s
+        if limit_s is None or not self._handler.in_flight:
+            return NEVER
+        with self._lock:
+            calls = [(link.killed_for, *link.call) for link in self._links]
+        # A call that starts after this look is due later than a whole time-out from now.
+        ran_s = [ran_s for killed, item, ran_s in calls if item is not None and item is not killed]
+        return now + limit_s - max(0.0, *ran_s, 0.0)
+
+    def expire(self, now: float) -> None:
+        """Kill the workers whose calls are past their time-out."""
+        limit_s = self._handler.timeout_s
+        if limit_s is None:
             return
-        limit_s, ran_s = work.partition.handler.timeout_s or 0.0, -1.0
         with self._lock:
             calls = [(link, *link.call) for link in self._links]
-            # A batch that acknowledged it may still run while another one tries it again, and that
-            # one may have acknowledged it, too.
-            holding = [one for one in calls if one[1] is not None and work in one[1].works]
-            holding.sort(
-                key=lambda one: (one[1] is not None and work in one[1].acked, one[2] < limit_s)
-            )
-            for link, item, ran_s in holding[:1]:
-                if ran_s >= limit_s:
+            for link, item, ran_s in calls:
+                if item is not None and ran_s >= limit_s and link.killed_for is not item:
                     link.killed_for = item
                     link.kill()
-        if ran_s < 0.0:  # not started; or its answer is in the pipe
-            self._door.waiting([work])
-        elif ran_s < limit_s:
-            self._door.begun([work], ran_s)
+                    note_acknowledged(self._door, item.works, item.call)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Return the unstarted records of these partitions, or all; notify running batches."""
@@ -339,7 +346,7 @@ class ProcessExecutor(Executor):
 
     def _end(self, item: Item, ends: Sequence[Ended], *, whole: bool) -> None:
         if item.batch:
-            self._door.batch_ended(item.works, [], ends, whole=whole, call=item.call)
+            self._door.batch_ended(item.works, [], ends, whole=whole)
         else:
             self._door.ended.extend(ends)
 
@@ -447,7 +454,7 @@ class ProcessExecutor(Executor):
             self._deaths.survived(work, None)
         for end in ended:
             self._deaths.survived(end.work, end)
-        self._door.batch_ended(item.works, done, ended, whole=message.whole, call=item.call)
+        self._door.batch_ended(item.works, done, ended, whole=message.whole)
 
     # -- death -------------------------------------------------------------------------------------
 
