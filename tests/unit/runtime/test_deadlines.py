@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 from tests.support.bench import Bench
 from tests.support.waiting import wait_for
-from tests.unit.runtime.test_calls import on_loop, until
+from tests.unit.runtime.test_calls import until
 
 import perkey
 from perkey.core import effects as fx
@@ -268,6 +268,15 @@ def test_a_batch_that_acknowledged_all_and_runs_on_is_logged() -> None:
 
 
 # -- async -----------------------------------------------------------------------------------------
+
+
+def on_loop(main: Callable[[asyncio.AbstractEventLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run a test on a loop, for 60 s at most."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(main(asyncio.get_running_loop()), 60)
+
+    asyncio.run(bounded())
 
 
 @pytest.mark.parametrize("batched", [False, True])

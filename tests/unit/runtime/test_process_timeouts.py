@@ -11,6 +11,7 @@ from tests.unit.runtime.test_process_executor import office, states_of
 import perkey
 from perkey.core import effects as fx
 from perkey.core import states
+from perkey.core.events import Steering, Tuning
 from perkey.runtime.calls.deadlines import NEVER
 from perkey.runtime.calls.processes.executor import REPORT_S
 from perkey.runtime.calls.processes.protocol import Reply
@@ -146,3 +147,17 @@ def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:
     desk.begin(work)
     desk.executor.cancel(work)
     assert not desk.child.killed
+
+
+@pytest.mark.parametrize(("ran_s", "killed"), [(60.0, False), (6.0, True)])
+def test_a_time_out_that_is_set_is_of_later_calls(office: Any, ran_s: float, killed: bool) -> None:
+    """A call that ran before a command set the first time-out has none."""
+    desk = office(concurrency=1, ahead=0)
+    desk.bench.pass_to(0.0)
+    desk.begin(*desk.poll(1))
+    desk.bench.pass_to(90.0)
+    steering = Steering((), {0: Tuning(timeout_s=5.0)})
+    desk.bench.door.call(lambda engine, now: engine.steer(now, steering))
+    desk.child.began_at = time.monotonic() - ran_s
+    desk.bench.pass_to(100.0)
+    assert desk.child.killed is killed

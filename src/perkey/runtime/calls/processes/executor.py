@@ -82,6 +82,8 @@ class ProcessExecutor(Executor):
         #: group
         self._once = plan.spec.delivery == AT_MOST_ONCE
         self._handler = handler_of(plan, door)
+        #: calls that started since then are timed; NEVER while there is no time-out
+        self._timed_since = NEVER if plan.spec.timeout_s is None else -NEVER
         door.deadlines.append(self)
         #: the app stops: records that have not started are returned
         self._recalling = False
@@ -132,24 +134,39 @@ class ProcessExecutor(Executor):
 
     def next_due(self, now: float) -> float:
         """When `expire` must be called next, at the latest."""
-        limit_s = self._handler.timeout_s
+        limit_s = self._limit_s(now)
         if limit_s is None or not self._handler.in_flight:
             return NEVER
         with self._lock:
             calls = [(link.killed_for, *link.call) for link in self._links]
         # A call that starts after this look is due later than a whole time-out from now.
-        ran_s = [ran_s for killed, item, ran_s in calls if item is not None and item is not killed]
-        return now + limit_s - max(0.0, *ran_s, 0.0)
+        timed_s = now - self._timed_since
+        ran_s = [
+            ran_s
+            for killed, item, ran_s in calls
+            if item is not None and item is not killed and ran_s <= timed_s
+        ]
+        return now + limit_s - max([0.0, *ran_s])
+
+    def _limit_s(self, now: float) -> float | None:
+        """The time-out; one that a command sets where there was none is of later calls only."""
+        limit_s = self._handler.timeout_s
+        if limit_s is None:
+            self._timed_since = NEVER
+        elif self._timed_since == NEVER:
+            self._timed_since = now
+        return limit_s
 
     def expire(self, now: float) -> None:
         """Kill the workers whose calls are past their time-out."""
-        limit_s = self._handler.timeout_s
+        limit_s = self._limit_s(now)
         if limit_s is None:
             return
         with self._lock:
             calls = [(link, *link.call) for link in self._links]
             for link, item, ran_s in calls:
-                if item is not None and ran_s >= limit_s and link.killed_for is not item:
+                over = limit_s <= ran_s <= now - self._timed_since
+                if item is not None and over and link.killed_for is not item:
                     link.killed_for = item
                     link.kill()
                     note_acknowledged(self._door, item.works, item.call)
