@@ -22,7 +22,7 @@ def pytest_configure() -> None:
             jars.fetch(version, where, frozenset())
     digests = {path.name: jars.sha256(path) for path in sorted(where.glob("*.jar"))}
     jars.KAFKA_VERSION = version
-    jars.checksums = lambda: digests  # type: ignore[assignment]  # no cache
+    jars.checksums = lambda: digests  # type: ignore[assignment]  # the same call, without a cache
 
 
 def pytest_report_header() -> str:
