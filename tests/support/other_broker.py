@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from perkey.broker import jars
 from perkey.broker.folder import locked
 
@@ -28,3 +30,11 @@ def pytest_configure() -> None:
 def pytest_report_header() -> str:
     """The version, so that a log shows what it is of."""
     return f"brokers: Apache Kafka {jars.KAFKA_VERSION}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before 4.0 the protocol of KIP-848 is a preview that a broker does not offer by itself."""
+    if int(jars.KAFKA_VERSION.partition(".")[0]) < 4:
+        for item in items:
+            if item.name.endswith("consumer]"):
+                item.add_marker(pytest.mark.skip(reason="KIP-848 needs Kafka 4.0 or newer"))
