@@ -13,6 +13,7 @@ from tests.support.waiting import wait_for
 
 import perkey
 from perkey.core.events import HandlerSpec
+from perkey.core.states import InternalError
 from perkey.observe.halts import HALTED_BY
 from perkey.observe.orders import Order
 from perkey.runtime.handling import HandlerPlan
@@ -282,6 +283,39 @@ def test_a_start_that_waits_is_stopped(dry_run, outcome):
     answer = Control(run, SimpleNamespace(), [], SimpleNamespace).obey(order)
     assert answer.outcome == outcome
     assert stops == ["now"] * (not dry_run)
+
+
+@pytest.mark.parametrize(
+    ("action", "given"),
+    [
+        ("pause", {}),
+        ("set", {"settings": {"rate_limit_per_s": 1.0}}),
+        ("resume", {}),  # of a handler in an outage: nothing else changes
+        ("pause", {"dry_run": True}),
+        ("hold", {"topic": "a", "key": "k"}),
+        ("skip", {"topic": "a", "where": "offset == 1"}),
+    ],
+)
+def test_a_failed_engine_is_one_line(action, given):
+    """Whichever action meets it: the answer is a refusal, and it is in the log of commands."""
+
+    def call(_ask: Any) -> None:
+        raise InternalError("a bug")
+
+    member = SimpleNamespace(
+        door=SimpleNamespace(call=call), membership=SimpleNamespace(answered=[]),
+        config=SimpleNamespace(plans=[]),
+    )  # fmt: skip
+    halts = [{"cause": "outage", "handler": "one"}]
+    shot = {"app": {"member": "m"}, "partitions": [], "halts": halts}
+    run: Any = SimpleNamespace(member=member, snapshot=lambda worst: shot)
+    routes: Any = SimpleNamespace(options_of=lambda topic: None)
+    control = Control(run, routes, ["one"], SimpleNamespace)
+    answer = control.obey(Order(action, "r", "i", **given))
+    assert (answer.outcome, answer.detail) == (
+        "refused", "the engine has failed: this run is ending",
+    )  # fmt: skip
+    assert len(control.state()["log"]) == 1
 
 
 def test_a_command_to_a_key_takes_no_snapshot(kafka, started, monkeypatch):

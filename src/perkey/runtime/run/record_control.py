@@ -23,6 +23,7 @@ from perkey.observe.orders import HERE_FIELDS, RECORDS_MAX, Answer, Order, what
 from perkey.where import HEADER, OWN, Value, own_field, parse
 
 if TYPE_CHECKING:
+    from perkey.core.engine import Engine
     from perkey.kafka.log_reader import LogReader
     from perkey.runtime.member.member import Member
     from perkey.types import Record
@@ -41,22 +42,52 @@ _numbers = itertools.count()
 
 Row = dict[str, Any]
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-def targets_of(order: Order) -> list[Target]:
-    """The lanes and records that a command names."""
-    if (key := _key_bytes(order)) is not None:
-        return [Target(str(order.topic), key)]
-    return [Target(str(order.topic), None, *one) for one in order.records]
+def obeyed_of_records(
+    member: Member, name: str, order: Order, reader: Callable[[], LogReader], unix_s: float
+) -> Answer:
+    """Obey a command to lanes or records; InternalError if the engine has failed.
+
+    ConfigError for too many, or if headers cannot be read from the log.
+    """
+    until = unix_s + order.for_s
+    matches = None if order.where is None else meant_by(member, order, reader)
+    if matches is not None:
+        targets = list(matches)
+    elif (key := _key_bytes(order)) is not None:
+        targets = [Target(str(order.topic), key)]
+    else:
+        targets = [Target(str(order.topic), None, *place) for place in order.records]
+    obeyed = partial(_obeyed_by, member, order, until=until, unix_s=unix_s)
+    if order.dry_run:
+        rows, count = would_be(member, order, obeyed(targets, dry=True), matches, unix_s)
+        return summary(name, order, rows, None, count)
+    rows = []
+    if order.action == "skip" and not order.records:
+        # Of each key the first record, by its offset: if repeated, the same one
+        firsts = obeyed(targets, dry=True)
+        rows = [row for row in firsts if row["outcome"] != "skipped"]
+        targets = [
+            Target(row["topic"], None, row["partition"], row["offset"])
+            for row in firsts
+            if row["outcome"] == "skipped"
+        ]
+    rows += obeyed(targets)
+    return summary(name, order, rows, until if order.action == "hold" else None)
 
 
 def _key_bytes(order: Order) -> bytes | None:
     return None if order.key is None else order.key.encode(errors="surrogateescape")
 
 
-def _slices(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """For one visit of the engine each: no other thread waits at the door for all of them."""
-    return (items[start : start + most] for start in range(0, len(items), most))
+def _visits(
+    member: Member, items: Sequence[T], most: int, ask: Callable[[Sequence[T], Engine, float], R]
+) -> Iterator[R]:
+    """The engine's answers about some of the items at a time: no thread waits for all of them."""
+    for start in range(0, len(items), most):
+        yield member.door.call(partial(ask, items[start : start + most]))
 
 
 def meant_by(
@@ -71,11 +102,8 @@ def meant_by(
     condition = parse(order.where or "", HERE_FIELDS)
     meant = (states.RETRYING, states.PARKED) if many else range(states.DONE)
     works = member.door.call(lambda engine, now: works_of(engine, topic))
-    undone: list[Undone] = []
-    for some in _slices(works, OBEY_MAX):
-        undone += member.door.call(
-            lambda engine, now, some=some: undone_of(some, meant)  # type: ignore[misc]  # bound here
-        )
+    answers = _visits(member, works, OBEY_MAX, lambda some, _engine, _now: undone_of(some, meant))
+    undone = [record for answer in answers for record in answer]
     if HEADER in condition.text:
         undone = _with_headers(undone, reader, RECORDS_MAX if not many else len(undone))
     found: dict[Target, list[Undone]] = {}
@@ -142,52 +170,47 @@ def _field(one: Undone, name: str) -> Value:
     return values[name]
 
 
-def obeyed_by(
+def _obeyed_by(
     member: Member,
     order: Order,
     targets: Iterable[Target],
+    *,
     until: float,
     unix_s: float,
-    *,
     dry: bool = False,
 ) -> list[Row]:
-    """The engine's answers for each target; InternalError if it has failed."""
+    """The engine's answers for each target."""
     prefix = f"{order.id}.{next(_numbers)}"
     commands = [
         Command(
             order.action,  # type: ignore[arg-type]  # checked by order_of
-            target,
-            f"{prefix}.{number}",
-            until,
-            order.reason,
-            order.claimed_by,
-            dry,
+            target, f"{prefix}.{number}", until, order.reason, order.claimed_by, dry,
         )
         for number, target in enumerate(targets)
-    ]
-    left = {one.id: one for one in commands}
+    ]  # fmt: skip
+    left = {command.id: command for command in commands}
     rows: list[Row] = []
     changed = threading.Condition()
 
     def received(answered: fx.Answered) -> None:
         with changed:
             if left.pop(answered.command.id, None) is not None:
-                rows.extend(one._asdict() for one in answered.rows)
+                rows.extend(row._asdict() for row in answered.rows)
                 changed.notify_all()
 
     member.membership.answered.append(received)
     try:
-        for some in _slices(commands, OBEY_MAX):
-            member.door.call(
-                lambda engine, now, some=some: engine.obey(now, some, unix_s)  # type: ignore[misc]  # bound here
-            )
+        for _ in _visits(
+            member, commands, OBEY_MAX, lambda some, engine, now: engine.obey(now, some, unix_s)
+        ):
+            pass
         with changed:
             changed.wait_for(lambda: not left, ANSWER_S)
             late = list(left.values())
             left.clear()
     finally:
         member.membership.answered.remove(received)
-    return rows + [_late(one) for one in late]
+    return rows + [_late(command) for command in late]
 
 
 def _late(command: Command) -> Row:
@@ -228,18 +251,17 @@ def would_be(
         for number, one in enumerate(shown)
         if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
     ]
-    for places in _slices(named, LOOK_MAX):
-        found = member.door.call(
-            lambda engine, now, places=places: [  # type: ignore[misc]  # bound here
-                (number, find(engine, now, unix_s - now, topic, *place))
-                for number, *place in places
-            ]
-        )
-        for number, one in found:
-            row, known = shown[number], here.get((one["partition"], one["offset"]))
-            key = one.get("key") if known is None else _field(known, "key")
-            where = one["place"] if row["detail"] == order.reason else row["detail"]
-            shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
+    found = _visits(
+        member, named, LOOK_MAX,
+        lambda places, engine, now: [
+            (number, find(engine, now, unix_s - now, topic, *place)) for number, *place in places
+        ],
+    )  # fmt: skip
+    for number, one in itertools.chain.from_iterable(found):
+        row, known = shown[number], here.get((one["partition"], one["offset"]))
+        key = one.get("key") if known is None else _field(known, "key")
+        where = one["place"] if row["detail"] == order.reason else row["detail"]
+        shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
     count = ""
     if (key_bytes := _key_bytes(order)) is not None:
         records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
