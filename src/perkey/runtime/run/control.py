@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perkey.account.finding import first_of
 from perkey.core.events import Steering
 from perkey.core.states import InternalError
 from perkey.errors import ConfigError
@@ -22,7 +21,7 @@ from perkey.observe.sentences import clock
 from perkey.options import CONCURRENCY_MAX, THREADS_MAX
 from perkey.runtime.logs import event
 from perkey.runtime.run.desired import Desired, settings_text
-from perkey.runtime.run.record_control import NAMED_MAX, obeyed_of_records, would_rows
+from perkey.runtime.run.record_control import Row, first_rows, obeyed_of_records
 
 if TYPE_CHECKING:
     from perkey.kafka.log_reader import LogReader
@@ -46,17 +45,6 @@ class Controlled(Protocol):
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`; `Snapshots.taken` describes the options."""
-
-
-def logged(order: Order, answer: Answer) -> None:
-    """Log a command and its answer; not a dry run."""
-    if not order.dry_run:
-        event(
-            "warning" if answer.outcome == "refused" else "info",
-            f"command {order.action}", about=what(order), outcome=answer.outcome,
-            detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
-            id=order.id,
-        )  # fmt: skip
 
 
 class Control:
@@ -100,7 +88,13 @@ class Control:
         with self._lock:
             row = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
             self._log.append({"at": round(self._time(), 3), **row})
-        logged(order, answer)
+        if not order.dry_run:
+            event(
+                "warning" if answer.outcome == "refused" else "info",
+                f"command {order.action}", about=what(order), outcome=answer.outcome,
+                detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
+                id=order.id,
+            )  # fmt: skip
 
     def look(self) -> None:
         """End expired commands."""
@@ -133,93 +127,75 @@ class Control:
     # -- actions ---------------------------------------------------------------------------------
 
     def _of_records(self, order: Order) -> Answer:
-        self._checked(order)
+        self._check(order)
         return obeyed_of_records(self._started(), self._name, order, self._reader, self._time())
 
     def _of_run(self, order: Order, shot: Mapping[str, Any]) -> Answer:
-        handler = self._checked(order)
-        here = _here(order, shot)
+        self._check(order)
         if order.action == "stop":
-            return self._stop(order, handler, here)
-        member = self._started()
+            return self._stop(order, _here(order, shot))
+        self._started()
         if order.action == "resume":
-            return self._resume(member, order, handler, shot["halts"], here)
-        return self._put(member, order, handler, here)
+            return self._resume(order, shot["halts"], _here(order, shot))
+        return self._put(order, _here(order, shot))
 
-    def _stop(self, order: Order, handler: int | None, here: str) -> Answer:
+    def _stop(self, order: Order, here: str) -> Answer:
         """Also of a start that waits, which no other command reaches."""
-        member, mode = self._run.member, order.mode
-        if order.dry_run and member is None:
+        starting, mode = self._run.member is None, order.mode
+        if order.dry_run and starting:
             return self._answer("would", "stop its start, which waits (perkey why)")
-        if order.dry_run and member is not None:
-            return self._would(member, order, handler, f"stop, mode {mode}: {here}")
+        if order.dry_run:
+            return self._would(order, f"stop, mode {mode}: {here}")
         self._run.stop(mode)  # type: ignore[arg-type]  # checked by order_of
         return self._answer(
-            "done", f"stopping, mode {mode}" if member else "stopping: it was starting"
+            "done", "stopping: it was starting" if starting else f"stopping, mode {mode}"
         )
 
-    def _put(self, member: Member, order: Order, handler: int | None, here: str) -> Answer:
+    def _put(self, order: Order, here: str) -> Answer:
         """A pause or a setting."""
         until = self._time() + order.for_s
         settings = settings_text(order.settings, ", ", "as declared")
         if order.dry_run:
             words = [f"{order.action} {what(order)}", settings, here]
-            return self._would(member, order, handler, ": ".join(filter(None, words)), until)
+            return self._would(order, ": ".join(filter(None, words)), until)
         self._desired.put(order, until)
         self._send()
         verb = "set" if order.action == "set" else "paused"
         detail = f"{verb} {what(order)} until {clock(until)}: {settings or here}"
         return self._answer("done", detail, until)
 
-    def _resume(
-        self,
-        member: Member,
-        order: Order,
-        handler: int | None,
-        halts: Sequence[Mapping[str, Any]],
-        here: str,
-    ) -> Answer:
+    def _resume(self, order: Order, halts: Sequence[Mapping[str, Any]], here: str) -> Answer:
         """End pauses, and the outages of handlers whose records wait for a probe."""
-        waiting = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
+        waiting: set[str] = set()
+        if order.topic is None:
+            waiting = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
         if order.handler is not None:
             waiting &= {order.handler}
-        numbers = [] if order.topic is not None else [*map(self._names.index, sorted(waiting))]
         ended, left = self._desired.resumed_by(order)
-        if not ended and not numbers:
+        if not ended and not waiting:
             more = f"; in force: {left}" if left else ""
             return self._answer("unchanged", f"no command paused {what(order)}{more}")
         if order.dry_run:
-            return self._would(member, order, handler, f"resume {what(order)}: {here}")
+            return self._would(order, f"resume {what(order)}: {here}")
         self._desired.end(ended)
         self._send()
-        if numbers:
-            member.door.call(lambda engine, at: engine.end_outages(at, numbers))
+        if waiting:
+            numbers = [self._names.index(name) for name in sorted(waiting)]
+            self._started().door.call(lambda engine, at: engine.end_outages(at, numbers))
         more = f"; still paused: {left}" if left else ""
         return self._answer("done", f"resumed {what(order)}: {here}{more}")
 
-    def _would(
-        self,
-        member: Member,
-        order: Order,
-        handler: int | None,
-        words: str,
-        until: float | None = None,
-    ) -> Answer:
+    def _would(self, order: Order, words: str, until: float | None = None) -> Answer:
         """The answer of a dry run: with the first affected records."""
-        rows = would_rows(
-            member.door.call(lambda engine, now: first_of(engine, order.topic, handler, NAMED_MAX))
-        )
+        index = None if order.handler is None else self._names.index(order.handler)
+        rows = first_rows(self._started(), order.topic, index)
         first = "; ".join(
             f"{row['topic']}:{row['partition']}:{row['offset']} {row['detail']}" for row in rows
         )
         return self._answer("would", f"{words}; first: {first}" if first else words, until, rows)
 
     def _answer(
-        self,
-        outcome: str,
-        detail: str,
-        until: float | None = None,
-        rows: Sequence[Mapping[str, Any]] = (),
+        self, outcome: str, detail: str, until: float | None = None, rows: Sequence[Row] = ()
     ) -> Answer:
         return Answer(self._name, outcome, detail, until, rows)
 
@@ -229,27 +205,22 @@ class Control:
             raise ConfigError("it is starting: ask again")
         return member
 
-    def _checked(self, order: Order) -> int | None:
-        """The number of the handler; ConfigError if this app has no such handler or topic."""
+    def _check(self, order: Order) -> None:
+        """ConfigError if this app has no such handler or topic, or cannot run so many calls."""
         if order.topic is not None:
             self._routes.options_of(order.topic)
-        number = None
-        if order.handler is not None:
-            if order.handler not in self._names:
-                names = ", ".join(self._names)
-                raise ConfigError(f"handler {order.handler} does not exist: one of {names}")
-            number = self._names.index(order.handler)
+        if order.handler is not None and order.handler not in self._names:
+            names = ", ".join(self._names)
+            raise ConfigError(f"handler {order.handler} does not exist: one of {names}")
         wanted = order.settings.get("concurrency")
-        if wanted is not None and self._run.member is not None:
-            plans = self._run.member.config.plans
-            for plan in plans if number is None else [plans[number]]:
-                most, why = _calls_most(plan)
-                if wanted > most:
-                    name = plan.spec.name
-                    raise ConfigError(
-                        f"concurrency={wanted:g}: handler {name} {why}: give {most} or less"
-                    )
-        return number
+        if wanted is None or self._run.member is None:
+            return
+        for plan in self._run.member.config.plans:
+            name, (most, why) = plan.spec.name, _calls_most(plan)
+            if order.handler in (None, name) and wanted > most:
+                raise ConfigError(
+                    f"concurrency={wanted:g}: handler {name} {why}: give {most} or less"
+                )
 
     def _send(self) -> None:
         """Pass all that is in force now to the engine; InternalError if it has failed."""

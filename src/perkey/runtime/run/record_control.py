@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perkey.account.finding import Undone, count_key, find, undone_of, works_of
+from perkey.account.finding import Undone, count_key, find, first_of, undone_of, works_of
 from perkey.account.shown import counted
 from perkey.core import effects as fx
 from perkey.core import states
@@ -221,8 +221,9 @@ def _late(command: Command) -> Row:
     }  # fmt: skip
 
 
-def would_rows(first: Sequence[Undone]) -> list[Row]:
-    """Rows with the place and key of the records that a pause, a setting or a stop affects."""
+def first_rows(member: Member, topic: str | None, handler: int | None) -> list[Row]:
+    """Place and key of the first records that a pause, a setting or a stop affects."""
+    first = member.door.call(lambda engine, now: first_of(engine, topic, handler, NAMED_MAX))
     return [
         {
             "topic": one.record.topic, "partition": one.record.partition,
