@@ -8,14 +8,14 @@ from perkey.core.engine import Engine
 from perkey.core.events import Steering, Tuning
 from perkey.core.gates import Gate
 from perkey.core.partition import Partition
-from perkey.core.scheduling import Handler, Pauses, Slots
+from perkey.core.scheduling import Desired, Handler, Slots
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 
 
-@mutant(Pauses, "apply", "S11", first_seed=profiles.STEERED)
+@mutant(Desired, "apply", "S11", first_seed=profiles.STEERED)
 def _pause_by_command_forgotten(original: Any) -> Any:
-    def apply(self: Pauses, partition: Partition) -> None:
+    def apply(self: Desired, partition: Partition) -> None:
         steering, self.steering = self.steering, Steering()
         original(self, partition)
         self.steering = steering

@@ -128,9 +128,9 @@ class Commands:
         assert target.key is not None
         place = (target.topic, target.partition, target.key)
         if command.action != "hold":
-            self._state.holds.pop(place, None)
+            self._state.desired.let_go(place)
         elif by.until > self._state.now:
-            self._state.holds[place] = by
+            self._state.desired.hold(place, by)
 
     def _held_by(self, command: Command) -> HeldBy:
         until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)

@@ -365,18 +365,18 @@ class Engine:
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:
         """The user pauses or resumes a topic, or all."""
         self.state.now = now
-        self.state.pauses.by_app(topic, on=on)
+        self.state.desired.by_app(topic, on=on)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
-                self.state.pauses.apply(partition)
+                self.state.desired.apply(partition)
         self._turn()
 
     def steer(self, now: float, steering: Steering) -> None:
         """All pauses and settings by command that are in force from now on."""
         self.state.now = now
-        self.state.pauses.by_command(steering, self.state.handlers)
+        self.state.desired.by_command(steering, self.state.handlers)
         for partition in self.state.partitions.values():
-            self.state.pauses.apply(partition)
+            self.state.desired.apply(partition)
         self._turn()
 
     def grant_ahead(self, now: float, handler: int, count: int) -> None:
@@ -532,7 +532,7 @@ class Engine:
     @property
     def paused(self) -> set[str | None]:
         """The topics that the user paused; None means all (except those resumed since)."""
-        return self.state.pauses.topics
+        return self.state.desired.topics
 
     @property
     def intake_paused(self) -> bool:

@@ -27,7 +27,7 @@ from perkey.core.offsets import Offsets
 from perkey.core.partition import Partition
 from perkey.core.portions import Portions
 from perkey.core.retries import Outages, RetrySchedule
-from perkey.core.scheduling import Flow, Handler, Pauses
+from perkey.core.scheduling import Desired, Flow, Handler
 from perkey.core.work import SharedTexts
 from perkey.types import ErrorInfo, OutcomeName
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perkey.core.batching import Batching, Gathering
     from perkey.core.commits import Commits
     from perkey.core.events import Assignment, HandlerSpec
-    from perkey.core.work import HeldBy, LaneKey, Work
+    from perkey.core.work import LaneKey, Work
 
 #: (delivery, whether each record is committed separately) -> class
 _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], AtLeastOnce]] = {
@@ -81,8 +81,6 @@ class EngineState:
         self.effects: list[fx.Effect] = []
         #: adds an effect; the list's own method, as it is called in every turn
         self.emit: Callable[[fx.Effect], None] = self.effects.append
-        #: held lanes, by topic, partition (None: all) and key
-        self.holds: dict[tuple[str, int | None, bytes], HeldBy] = {}
         #: attempts of ended epochs that still run, by partition and lane
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
@@ -91,7 +89,7 @@ class EngineState:
         self.shelving: dict[Partition, None] = {}
         #: why nothing of this member may start
         self.gate = Gate()
-        self.pauses = Pauses()
+        self.desired = Desired()
         #: results are read: every finished record is reported
         self.reporting = False
         self.stop_mode: str | None = None
@@ -260,14 +258,10 @@ class Epochs:
             partition = Partition(
                 *where, state.epochs, handler, offsets, commit, occupied, new.log_end
             )
-            for (topic, number, key), hold in state.holds.items():
-                here = topic == new.topic and number in (None, new.partition)
-                if here and hold.until > state.now:
-                    partition.set_hold(key, hold)
             state.partitions[where] = partition
             if new.commit_start:
                 self._commits.soon()
-            state.pauses.apply(partition)
+            state.desired.open(partition, state.now)
             opened.append(partition)
         state.divide_budgets()
         return opened

@@ -11,7 +11,8 @@ their own budget and never stop the intake of the others. One half of each budge
 among the partitions; the other half is for any that needs it. So a busy partition may take three
 quarters and more, and the budget is never exceeded by more than a poll.
 
-`Pauses`: what the app has paused, and the pauses and settings by command that are in force.
+`Desired`: what the app has paused, and the pauses, settings and held lanes by command that are in
+force. A new epoch gets all of it in one call (`Desired.open`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from perkey.core.events import HandlerSpec, Limits, Tuning
     from perkey.core.partition import Partition
     from perkey.core.retries import Outage
-    from perkey.core.work import Work
+    from perkey.core.work import HeldBy, Work
 
 
 class Handler:
@@ -402,11 +403,11 @@ class Flow:
         self.paused.pop(partition, None)
 
 
-# -- pauses ----------------------------------------------------------------------------------------
+# -- what the app and commands want ----------------------------------------------------------------
 
 
-class Pauses:
-    """They also apply to later epochs."""
+class Desired:
+    """Pauses, settings and held lanes; they also apply to later epochs."""
 
     def __init__(self) -> None:
         #: the app paused all topics; and topics for which it has since requested the opposite
@@ -414,6 +415,8 @@ class Pauses:
         self._toggled: set[str] = set()
         #: in force by command
         self.steering = Steering()
+        #: of lanes, as `hold` gets them
+        self._holds: dict[tuple[str, int | None, bytes], HeldBy] = {}
 
     def by_app(self, topic: str | None, *, on: bool) -> None:
         """The app pauses or resumes a topic, or all."""
@@ -431,10 +434,26 @@ class Pauses:
         for handler in handlers:
             handler.tune(steering.tunings.get(handler.index, AS_DECLARED))
 
+    def hold(self, lane: tuple[str, int | None, bytes], by: HeldBy) -> None:
+        """Hold a lane in epochs to come: topic, partition (None: all) and key."""
+        self._holds[lane] = by
+
+    def let_go(self, lane: tuple[str, int | None, bytes]) -> None:
+        """End the hold of a lane in epochs to come."""
+        self._holds.pop(lane, None)
+
     @property
     def topics(self) -> set[str | None]:
         """The topics that the app paused; None means all (except those resumed since)."""
         return {None} if self._all else set(self._toggled)
+
+    def open(self, partition: Partition, now: float) -> None:
+        """Apply all of it to a new epoch."""
+        for (topic, number, key), hold in self._holds.items():
+            here = topic == partition.topic and number in (None, partition.number)
+            if here and hold.until > now:
+                partition.set_hold(key, hold)
+        self.apply(partition)
 
     def apply(self, partition: Partition) -> None:
         """Pause or resume the partition accordingly."""
