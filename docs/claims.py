@@ -20,6 +20,7 @@ from simulators.runtime.mutants import MUTANTS as RUNTIME_MUTANTS  # noqa: E402 
 
 PROCESSES, DELIVERY = "tests/integration/processes", "tests/integration/delivery"
 APP = "tests/integration/app"
+COMMANDS = "tests/contract/test_contract_commands.py"
 KILLED = "test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval"
 BY_DEFAULT = "test_a_kill_repeats_a_thousand_and_50_ms_of_work_by_default"
 CANCELLED = "test_async_calls_longer_than_a_revoke_are_cancelled_and_given_back"
@@ -95,7 +96,7 @@ CLAIMS: dict[str, Claim] = {
                  "a dead-letter topic without readers"),
     "S17": Claim((f"{APP}/test_budget.py:test_two_members_have_a_share_each",),
                  "other clients of the same service, which no budget counts"),
-    "S18": Claim((f"{APP}/test_control_topic.py:test_a_group_obeys_its_control_topic",),
+    "S18": Claim((f"{COMMANDS}:test_records_are_skipped_released_and_held",),
                  "a record that was parked again since the first answer"),
     "L1": Claim((f"{PROCESSES}/test_churn.py:{CHURN}",),
                 "a handler that blocks the event loop: it is named, and not interrupted"),

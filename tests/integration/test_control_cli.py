@@ -134,53 +134,6 @@ def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
     assert events["command stop"]["outcome"] == "done"
 
 
-def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Running):
-    """As the commits remember them; what is skipped is never handled, the rest in key order."""
-    at = ("--group", running.topic, "--bootstrap-servers", running.servers)
-    running.produce("bad1", "after1", key="a")
-    running.produce("bad2", "after2", key="b")
-
-    def parked() -> list[dict[str, Any]]:
-        code, out, err = running.perkey("parked", "ls", *at, "--json")
-        assert code == 0, err
-        rows: list[dict[str, Any]] = json.loads(out)
-        return rows
-
-    wait_for(lambda: len(parked()) == 2)
-    assert {row["attempts"] for row in parked()} == {2}
-    code, out, err = running.perkey("parked", "export", *at, "--where", 'key == "a"')
-    assert code == 0, err
-    first = json.loads(out)
-    assert first["value"] == "bad1"
-
-    where = f"{running.topic}:{first['partition']}:{first['offset']}"
-    code, out, err = running.perkey("record", "skip", where, "--dry-run", *BECAUSE)
-    assert (code, "skip: skipped 1" in out) == (0, True), err
-    code, out, err = running.perkey("record", "skip", where, *BECAUSE)
-    assert code == 0, out + err
-    wait_for(lambda: "after1" in running.done())
-
-    (running.folder / "fixed").touch()
-    code, out, err = running.perkey("parked", "release", *at, "--where", 'key == "b"', *BECAUSE)
-    assert code == 0, out + err
-    wait_for(lambda: running.done() == {"first", "after1", "bad2", "after2"})
-    wait_for(lambda: parked() == [])
-
-    code, out, err = running.perkey("record", "retry", f"{running.topic}:7:0", *BECAUSE)
-    assert (code, f"no member that was reached has {running.topic}:7:0" in err) == (1, True)
-
-    key = ("--topic", running.topic, "--key", "c")
-    code, out, err = running.perkey("key", "hold", *key, *BECAUSE)
-    assert code == 0, out + err
-    running.produce("held", key="c")
-    running.produce("free", key="d")
-    wait_for(lambda: "free" in running.done())
-    assert "held" not in running.done()
-    code, out, err = running.perkey("key", "release", *key, *BECAUSE)
-    assert code == 0, out + err
-    wait_for(lambda: "held" in running.done())
-
-
 def test_a_group_that_is_found_is_read_at_the_brokers_of_its_run(running: Running):
     """No --group and no --bootstrap-servers, for every command that reads its commits."""
     running.produce("bad")

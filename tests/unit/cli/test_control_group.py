@@ -67,24 +67,6 @@ def group(monkeypatch, capsys):
             run.wait(LIMIT_S)
 
 
-def test_every_member_answers(group, monkeypatch):
-    """Exit 0 only then; a dry run changes nothing; a refusal is an exit 1."""
-    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
-    monkeypatch.setattr(control_group, "RECORDS_ANSWERS_S", LIMIT_S)
-    names = [group.start(), group.start()]
-    assert group.asked("pause", "--dry-run")[:2] == (0, dict.fromkeys(names, "would"))
-    assert group.asked("pause", "--for", "10m")[:2] == (0, dict.fromkeys(names, "done"))
-    assert [len(run.control.state()["in_force"]) for run in group.runs] == [1, 1]
-    assert group.asked("resume")[:2] == (0, dict.fromkeys(names, "done"))
-    assert group.asked("set", "concurrency=2")[:2] == (0, dict.fromkeys(names, "done"))
-    assert group.asked("pause", "--handler", "nope")[:2] == (1, dict.fromkeys(names, "refused"))
-    code, rows, _ = group.asked("key", "hold", "--topic", "a", "--key", "k")
-    assert (code, set(rows)) == (0, set(names))
-    code, rows, err = group.asked("record", "skip", "a:7:5")
-    assert (code, rows) == (1, dict.fromkeys(names, "not here"))
-    assert "no member that was reached has a:7:5" in err
-
-
 def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch):
     """It is counted by the group's membership, and the option is named."""
     name = group.start()

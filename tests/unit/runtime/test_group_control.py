@@ -88,19 +88,6 @@ def group(monkeypatch):
             run.wait(LIMIT_S)
 
 
-def test_a_member_obeys_and_answers(group):
-    """A pause by the topic is as one by the socket, and a resume ends it."""
-    run = group.start()
-    group.write(order("pause", topic="a"))
-    (answer,) = wait_for(lambda: group.answers("id1"))
-    assert answer["outcome"] == "done"
-    assert answer["member"] == run.snapshot()["app"]["member"]
-    assert in_force(run) == [("pause", "a")]
-    group.write(order("resume", 2, topic="a"))
-    wait_for(lambda: group.answers("id2"))
-    assert in_force(run) == []
-
-
 def test_a_later_member_obeys_what_is_in_force(group):
     """Before it joins; for the time that is left; it answers no one who has gone."""
     group.write(order("pause", 1, topic="a", for_s=3_600.0), age_s=3_000.0)

@@ -57,17 +57,6 @@ def started():
         made.run.wait(LIMIT_S)
 
 
-def test_a_skip_is_answered_when_it_is_committed(started):
-    """The record is never handled, its lane continues; again it changes nothing."""
-    answer = started.obey("skip", 0)
-    assert (answer.outcome, answer.rows[0]["outcome"]) == ("done", "skipped")
-    committed = started.kafka.committed("g", "t")
-    assert committed is not None
-    assert committed.frontier >= 1
-    wait_for(lambda: started.done == ["2"])
-    assert started.obey("skip", 0).outcome == "unchanged"
-
-
 def test_released_records_are_handled_in_key_order(started):
     """Each with its attempts anew."""
     started.mended = True
@@ -76,21 +65,6 @@ def test_released_records_are_handled_in_key_order(started):
     assert "released 2" in answer.detail
     wait_for(lambda: len(started.done) == 4)
     assert [one for one in started.done if one in ("b0", "2")] == ["b0", "2"]
-
-
-def test_a_key_is_held_and_released(started):
-    """Also what comes later."""
-    answer = started.obey("hold", key="new", for_s=600.0)
-    assert answer.until is not None
-    started.kafka.produce("t", b"5", b"new")
-    started.kafka.produce("t", b"6", b"other")
-    wait_for(lambda: "6" in started.done)
-    assert "5" not in started.done
-    first = next(row["offset"] for row in started.obey("hold", key="new").rows if row["offset"] > 0)
-    answer = started.obey("release", first)
-    assert "its key is held by a command: perkey key release ends that" in answer.detail
-    assert started.obey("release", key="new").outcome == "done"
-    wait_for(lambda: "5" in started.done)
 
 
 def test_a_dry_run_names_records_and_keys(started):
