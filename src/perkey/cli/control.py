@@ -11,26 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from perkey.cli import cluster
 from perkey.cli.sources import TokenFile, Url, by_url, check_token_file
+from perkey.cli.tables import folded, print_table, whole
 from perkey.errors import ConfigError, PerkeyError
 from perkey.observe import local
 from perkey.observe.orders import (
     FOR_S,
     RECORD_ACTIONS,
+    Order,
     checked_reason,
     order_of,
     seconds_of,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from perkey.cli.control_group import ByTopic
 
 EXIT_NOT_ALL = 1
 
@@ -94,26 +98,61 @@ class Reach:
         `rest`: commands to send after these, which may match no record.
         """
         given = [self._completed(order, for_) for order in (*orders, *rest)]
-        return send(given, self._runs, self.dry_run, len(orders), as_json=self.as_json)
+        every: list[Row] = []
+        code = 0
+        for number, order in enumerate(given):
+            answers, missing = self._reached().asked(order)
+            answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
+            if not self.as_json:
+                for one in answers:
+                    text = Text(f"{one['member']}: {one['outcome']}: {one['detail']}")
+                    Console(soft_wrap=True).print(text)
+            every += [{"id": order.id, **one} for one in answers]
+            bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
+            if bad or not answers or (number < len(orders) and _missed(order, answers)):
+                code = EXIT_NOT_ALL
+        if self.as_json:
+            first = given[0].id if given else None
+            typer.echo(json.dumps({"id": first, "dry_run": self.dry_run, "answers": every}))
+        elif self.dry_run and given:
+            typer.echo("Nothing was changed: it was a dry run.", err=True)
+        return code
 
-    def looked(self, order: Row) -> tuple[list[Row], list[Row]]:
-        """The answers of a dry run, and the members that did not answer."""
-        return self._runs().asked(self._completed({**order, "dry_run": True}, None))
+    def looked(self, order: Row) -> list[Row]:
+        """The answers of a dry run."""
+        return self._reached().asked(self._completed({**order, "dry_run": True}, None))[0]
 
-    def _completed(self, order: Row, for_: str | None) -> Row:
-        return completed(order, self.reason, for_, self.dry_run)
+    def _completed(self, order: Row, for_: str | None) -> Order:
+        """The command with the fields that every one has; ConfigError before it is sent."""
+        for_s = FOR_S if for_ is None else seconds_of(for_)
+        name = "?"
+        with suppress(Exception):  # no such user in a container
+            name = getpass.getuser()
+        given = {
+            "dry_run": self.dry_run,
+            **order,
+            "reason": checked_reason(self.reason),
+            "for_s": for_s,
+        }
+        claimed_by = f"{name}@{socket.gethostname()}"[:200]
+        return order_of({**given, "id": secrets.token_hex(4), "claimed_by": claimed_by})
 
-    def _runs(self) -> Reached:
-        if self.control is None:
-            return Runs(self.url, self.token_file, self.group)
-        if self.url is not None or not self.group:
-            raise ConfigError("--control requires --group and excludes --url")
-        from perkey.cli.control_group import ByTopic  # the local commands load no client
-
-        return ByTopic(self.control, self.group, self.cluster)
+    def _reached(self) -> Reached:
+        if self.control is not None:
+            return by_topic(self.control, self.group, self.url, self.cluster)
+        return Runs(self.url, self.token_file, self.group)
 
     def _note_unused(self) -> None:
         note_unused(self.cluster)
+
+
+def by_topic(control: str, group: str | None, url: str | None, kafka: cluster.Cluster) -> ByTopic:
+    """The group with this control topic; ConfigError for options that do not go with it."""
+    if url is not None or not group:
+        raise ConfigError("--control requires --group and excludes --url")
+    from perkey.cli.control_group import ByTopic  # the local commands load no client
+
+    return ByTopic(control, group, kafka)
 
 
 def note_unused(kafka: cluster.Cluster) -> None:
@@ -194,8 +233,8 @@ def stop(
 
     Example: perkey stop --group geofence --reason "moving to the new cluster"
     """
-    order = completed({"action": "stop", "mode": mode}, reason, None, dry_run)
-    return send([order], partial(Runs, url, token_file, group), dry_run, 1, as_json=as_json)
+    reach = Reach(reason, dry_run, group, url, token_file, as_json=as_json)
+    return reach.send({"action": "stop", "mode": mode})
 
 
 @log_app.callback()
@@ -224,62 +263,65 @@ def log(
     Example: perkey control log --control perkey.control --group billing
     """
     if control is not None:
-        if url is not None or not group:
-            raise ConfigError("--control requires --group and excludes --url")
-        from perkey.cli.control_group import ByTopic  # the local commands load no client
-
-        _print_log(ByTopic(control, group, kafka).log(), as_json=as_json)
+        commands = by_topic(control, group, url, kafka).log()
+        if as_json:
+            typer.echo(json.dumps(commands))
+        else:
+            _show_topic(commands)
         return
     note_unused(kafka)
     found = Runs(url, token_file, group).known(several=True)
     if as_json:
         typer.echo(json.dumps([answer for _, _, answer in found]))
-        return
-    members = [(answer["group"], one) for _, _, answer in found for one in answer["members"]]
-    for name, one in members:
+    else:
+        _show_members([answer for _, _, answer in found])
+
+
+def _show_members(answers: Sequence[Row]) -> None:
+    """What each member has in its memory."""
+    named = [(f"{a['group']} {one['member']}", one) for a in answers for one in a["members"]]
+    for name, one in named:
         for force in one["in_force"]:
-            typer.echo(f"in force: {name} {one['member']}: {_in_words(force)}")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("time", "member"):
-        table.add_column(name, no_wrap=True)
-    for name in ("answer", "detail", "reason", "claimed by"):
-        table.add_column(name, overflow="fold")
-    rows = [(row["at"], name, one["member"], row) for name, one in members for row in one["log"]]
-    for at, name, member, row in sorted(rows, key=lambda one: one[0]):
-        cells = (
-            time.strftime("%H:%M:%SZ", time.gmtime(at)), f"{name} {member}", row["outcome"],
-            row["detail"], row["reason"], row["claimed_by"] or "?",
-        )  # fmt: skip
-        table.add_row(*map(Text, cells))
-    Console().print(table if rows else "no commands yet")
-
-
-def _print_log(commands: Sequence[Row], *, as_json: bool) -> None:
-    """The commands of a control topic, oldest first."""
-    if as_json:
-        typer.echo(json.dumps(commands))
+            typer.echo(f"in force: {name}: {_in_words(force)}")
+    rows = [(row["at"], name, row) for name, one in named for row in one["log"]]
+    if not rows:
+        typer.echo("no commands yet")
         return
+    columns = [*whole("time", "member"), *folded("answer", "detail", "reason", "claimed by")]
+    print_table(columns, [
+        (
+            time.strftime("%H:%M:%SZ", time.gmtime(at)), name, row["outcome"], row["detail"],
+            row["reason"], row["claimed_by"] or "?",
+        )
+        for at, name, row in sorted(rows, key=itemgetter(0))
+    ])  # fmt: skip
+
+
+def _show_topic(commands: Sequence[Row]) -> None:
+    """The commands of a control topic, oldest first."""
     for one in commands:
         if one["until"] is not None:
             typer.echo(f"in force: {_in_words(one)}")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("time", no_wrap=True)
-    for name in ("command", "answers", "reason", "claimed by"):
-        table.add_column(name, overflow="fold")
-    for one in commands:
-        answers = [f"{a['member']}: {a['outcome']}: {a['detail']}" for a in one["answers"]]
-        table.add_row(
-            Text(time.strftime("%m-%d %H:%M:%SZ", time.gmtime(one["at"]))),
-            Text(f"{one['action']} {one['about']}" + (" (dry run)" if one["dry_run"] else "")),
-            Text("\n".join(answers) or "-"), Text(one["reason"]), Text(one["claimed_by"] or "?"),
-        )  # fmt: skip
-    Console().print(table if commands else "no commands yet")
+    if not commands:
+        typer.echo("no commands yet")
+        return
+    columns = [*whole("time"), *folded("command", "answers", "reason", "claimed by")]
+    print_table(columns, [
+        (
+            time.strftime("%m-%d %H:%M:%SZ", time.gmtime(one["at"])),
+            f"{one['action']} {one['about']}" + (" (dry run)" if one["dry_run"] else ""),
+            "\n".join(f"{a['member']}: {a['outcome']}: {a['detail']}" for a in one["answers"])
+            or "-",
+            one["reason"], one["claimed_by"] or "?",
+        )
+        for one in commands
+    ])  # fmt: skip
 
 
 class Reached(Protocol):
     """The members that a command is sent to."""
 
-    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+    def asked(self, order: Order) -> tuple[list[Row], list[Row]]:
         """The answers, and member and detail of each missing answer; raises ConfigError."""
 
 
@@ -337,13 +379,13 @@ class Runs:
             )
         return found
 
-    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+    def asked(self, order: Order) -> tuple[list[Row], list[Row]]:
         """The answers, and member and detail of each missing answer; raises ConfigError."""
         answers: list[Row] = []
         expected: set[str] = set()
         for name, ask, _ in self.known():
             try:
-                found = ask({**order, "ask": "control"})
+                found = ask({**order.row(), "ask": "control"})
             except ConfigError:
                 raise
             except PerkeyError as error:
@@ -363,61 +405,20 @@ class Runs:
         return answers, missing
 
 
-def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
-    """The order with the fields that every command has; ConfigError before it is sent."""
-    for_s = FOR_S if for_ is None else seconds_of(for_)
-    found = {"dry_run": dry_run, **order, "reason": checked_reason(reason), "for_s": for_s}
-    name = "?"
-    with suppress(Exception):  # no such user in a container
-        name = getpass.getuser()
-    found |= {"id": secrets.token_hex(4), "claimed_by": f"{name}@{socket.gethostname()}"[:200]}
-    order_of(found)
-    return found
-
-
-def send(
-    orders: Sequence[Row], runs: Callable[[], Reached], dry_run: bool, strict: int, *, as_json: bool
-) -> int:  # fmt: skip
-    """Send the commands to every member and print the answers; returns the worst exit code.
-
-    `strict`: how many of them, from the first on, fail if no member has the record.
-    """
-    every: list[Row] = []
-    code = 0
-    for number, order in enumerate(orders):
-        answers, missing = runs().asked(order)
-        answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
-        if not as_json:
-            for one in answers:
-                Console(soft_wrap=True).print(
-                    Text(f"{one['member']}: {one['outcome']}: {one['detail']}")
-                )
-        every += [{"id": order["id"], **one} for one in answers]
-        bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
-        if bad or not answers or (number < strict and _missed(order, answers)):
-            code = EXIT_NOT_ALL
-    if as_json:
-        first = orders[0]["id"] if orders else None
-        typer.echo(json.dumps({"id": first, "dry_run": dry_run, "answers": every}))
-    elif dry_run and orders:
-        typer.echo("Nothing was changed: it was a dry run.", err=True)
-    return code
-
-
-def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> bool:
+def _missed(order: Order, answers: Sequence[Row]) -> bool:
     """Whether no member has a record that the command names; it is then reported in one line."""
-    if order["action"] not in RECORD_ACTIONS:
+    if order.action not in RECORD_ACTIONS:
         return False
     rows = [row for one in answers for row in one.get("rows", ()) if row["outcome"] != "not here"]
     here = {(row["partition"], row["offset"]) for row in rows}
-    missing = [one for one in order.get("records", ()) if tuple(one) not in here]
-    if not missing and (order.get("records") or rows):
+    missing = [one for one in order.records if one not in here]
+    if not missing and (order.records or rows):
         return False
-    what = f"key {order.get('key')}"
+    what = f"key {order.key}"
     if missing:
-        what = ":".join(map(str, (order["topic"], *missing[0])))
-    elif order.get("where") is not None:
-        what = f"a record where {order['where']}"
+        what = ":".join(map(str, (order.topic, *missing[0])))
+    elif order.where is not None:
+        what = f"a record where {order.where}"
     more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
     typer.echo(
         f"perkey: no member that was reached has {what}{more}: is its owner on another machine?",

@@ -30,7 +30,7 @@ from perkey.observe.group_orders import (
     packed,
     unpacked,
 )
-from perkey.observe.orders import RECORD_ACTIONS, order_of, what
+from perkey.observe.orders import RECORD_ACTIONS, Order, what
 
 #: limit for answers; a skip is answered when its commit is stored, which may take 10 s
 ANSWERS_S = 10.0
@@ -55,7 +55,7 @@ class ByTopic:
         #: records of a control topic, and others
         self._ours = self._others = False
 
-    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+    def asked(self, given: Order) -> tuple[list[Row], list[Row]]:
         """The answers, and member and detail of each missing answer.
 
         Raises ConfigError for a topic or group that does not exist, FatalError if no broker
@@ -66,7 +66,6 @@ class ByTopic:
             state, members = admin.group_state(self._group, cluster.ANSWER_S)
             if state == "DEAD":
                 raise ConfigError(f"group {self._group} does not exist at {self._bootstrap}")
-        given = order_of(order)
         place = command_key(self._group, given)
 
         def wanted(key: bytes) -> bool:

@@ -10,10 +10,6 @@ from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from perkey.account.shown import counted
 from perkey.cli import cluster
@@ -27,6 +23,7 @@ from perkey.cli.dlq_box import (
     shown,
 )
 from perkey.cli.dlq_replay import replay
+from perkey.cli.tables import folded, numbers, print_table, whole
 from perkey.cli.topics import check_topic
 from perkey.dlq.letters import Letter, Place
 from perkey.dlq.not_back import NotBack
@@ -83,9 +80,7 @@ def ls(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    whole = [Column(name, no_wrap=True) for name in ("letter", "time")]
-    others = ("key", "error", "attempts", "replays", "back")
-    table = Table(*whole, *others, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    lines = list[tuple[str, ...]]()
     for one, row in zip(newest, rows, strict=True):
         error = ": ".join(filter(None, (one.error_type, one.error_message))) or "?"
         cells = (
@@ -95,10 +90,10 @@ def ls(
             "-" if one.attempts is None else str(one.attempts), str(one.replays),
             "yes" if row["brought_back"] else "",
         )  # fmt: skip
-        table.add_row(*map(Text, cells))
+        lines.append(cells)
         if values and one.at in held:
-            table.add_row("", "", "", Text(shown(held[one.at].value, VALUE_CHARS_MAX)))
-    Console().print(table)
+            lines.append(("", "", "", shown(held[one.at].value, VALUE_CHARS_MAX)))
+    print_table([*whole("letter", "time"), "key", "error", "attempts", "replays", "back"], lines)
     typer.echo(f"{counted(len(found), 'letter')} of {len(box.letters):,} in {topic}")
 
 
@@ -208,15 +203,15 @@ def stats(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    column = Column(by, overflow="fold")
-    table = Table(column, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("letters", "not back", "again", "first (UTC)", "last (UTC)"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        numbers = (f"{row['letters']:,}", f"{row['not_back']:,}", f"{row['failed_again']:,}")
-        times = (_time(row[name])[:MINUTE_CHARS] for name in ("first_ms", "last_ms"))
-        table.add_row(Text(cut(str(row[by]), VALUE_CHARS_MAX)), *numbers, *times)
-    Console().print(table)
+    columns = numbers("letters", "not back", "again", "first (UTC)", "last (UTC)")
+    print_table([*folded(by), *columns], [
+        (
+            cut(str(row[by]), VALUE_CHARS_MAX),
+            *(f"{row[name]:,}" for name in ("letters", "not_back", "failed_again")),
+            *(_time(row[name])[:MINUTE_CHARS] for name in ("first_ms", "last_ms")),
+        )
+        for row in rows
+    ], edge=False)  # fmt: skip
     left = sum(row["not_back"] for row in rows)
     typer.echo(f"{counted(len(found), 'letter')} in {topic}, {left:,} not brought back")
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 from perkey.cli import cluster
 from perkey.cli.control import Reach, Runs
 from perkey.cli.dlq_box import connected, cut, shown
+from perkey.cli.tables import folded, numbers, print_table, whole
 from perkey.errors import ConfigError
 from perkey.kafka.group_rider import GroupRider, Kept, Part
 from perkey.observe import local
@@ -108,14 +106,12 @@ def ls(
         return
     if found:
         kept = found[:limit]
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        table.add_column("record", overflow="fold")  # the longest, and its parts are known
-        for name in ("state", "until"):
-            table.add_column(name, no_wrap=True)
-        table.add_column("attempts", justify="right", no_wrap=True)
-        table.add_column("by", no_wrap=True)
-        table.add_column("error", no_wrap=True)
-        table.add_column("key", overflow="fold", min_width=len("deleted"))
+        columns = [
+            *folded("record"),  # the longest, and its parts are known
+            *whole("state", "until"), *numbers("attempts"), *whole("by", "error"),
+            Column("key", overflow="fold", min_width=len("deleted")),
+        ]  # fmt: skip
+        rows = []
         for one in kept:
             known, record = one.known, records.get(one.place)
             key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)
@@ -124,8 +120,8 @@ def ls(
                 "-" if known.until_s is None else _time(known.until_s), f"{known.attempts:,}",
                 known.exhausted_by or "-", hash_of(known) or "-", key,
             )  # fmt: skip
-            table.add_row(*map(Text, cells))
-        Console().print(table)
+            rows.append(cells)
+        print_table(columns, rows, edge=False)
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit {len(found)}, or --json")
     typer.echo(_counted(found, parts, group))

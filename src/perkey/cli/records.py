@@ -115,7 +115,7 @@ def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) ->
     order = _of_key("skip", topic, key, where)
     if reach.dry_run:
         return reach.send(order)
-    answers, _ = reach.looked(order)  # then by record, so that a repeat skips the same record
+    answers = reach.looked(order)  # then by record, so that a repeat skips the same record
     rows = [row for one in answers for row in one["rows"]]
     first = [one for one in rows if one["outcome"] == "skipped"]
     if not first:  # nothing is skipped; the answers give the reason
