@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from functools import partial
@@ -41,6 +41,8 @@ NOT_HERE = "not here"
 _numbers = itertools.count()
 
 Row = dict[str, Any]
+#: the lanes that match a condition, and their records that do
+Matches = dict[Target, list[Undone]]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -52,7 +54,6 @@ def obeyed_of_records(
 
     ConfigError for too many, or if headers cannot be read from the log.
     """
-    until = unix_s + order.for_s
     matches = None if order.where is None else meant_by(member, order, reader)
     if matches is not None:
         targets = list(matches)
@@ -60,7 +61,7 @@ def obeyed_of_records(
         targets = [Target(str(order.topic), key)]
     else:
         targets = [Target(str(order.topic), None, *place) for place in order.records]
-    obeyed = partial(_obeyed_by, member, order, until=until, unix_s=unix_s)
+    obeyed = partial(_obeyed_by, member, order, unix_s)
     if order.dry_run:
         rows, count = would_be(member, order, obeyed(targets, dry=True), matches, unix_s)
         return summary(name, order, rows, None, count)
@@ -75,7 +76,7 @@ def obeyed_of_records(
             if row["outcome"] == "skipped"
         ]
     rows += obeyed(targets)
-    return summary(name, order, rows, until if order.action == "hold" else None)
+    return summary(name, order, rows, unix_s + order.for_s if order.action == "hold" else None)
 
 
 def _key_bytes(order: Order) -> bytes | None:
@@ -84,15 +85,13 @@ def _key_bytes(order: Order) -> bytes | None:
 
 def _visits(
     member: Member, items: Sequence[T], most: int, ask: Callable[[Sequence[T], Engine, float], R]
-) -> Iterator[R]:
+) -> list[R]:
     """The engine's answers about some of the items at a time: no thread waits for all of them."""
-    for start in range(0, len(items), most):
-        yield member.door.call(partial(ask, items[start : start + most]))
+    starts = range(0, len(items), most)
+    return [member.door.call(partial(ask, items[start : start + most])) for start in starts]
 
 
-def meant_by(
-    member: Member, order: Order, reader: Callable[[], LogReader]
-) -> dict[Target, list[Undone]]:
+def meant_by(member: Member, order: Order, reader: Callable[[], LogReader]) -> Matches:
     """The lanes of the records here that match its condition, and these records.
 
     A record without a key, or whose lane is not its key's, is a target itself. ConfigError for too
@@ -106,7 +105,7 @@ def meant_by(
     undone = [record for answer in answers for record in answer]
     if HEADER in condition.text:
         undone = _with_headers(undone, reader, RECORDS_MAX if not many else len(undone))
-    found: dict[Target, list[Undone]] = {}
+    found: Matches = {}
     for one in undone:
         if condition.matches(partial(_field, one)):
             record = one.record
@@ -171,16 +170,10 @@ def _field(one: Undone, name: str) -> Value:
 
 
 def _obeyed_by(
-    member: Member,
-    order: Order,
-    targets: Iterable[Target],
-    *,
-    until: float,
-    unix_s: float,
-    dry: bool = False,
+    member: Member, order: Order, unix_s: float, targets: Iterable[Target], *, dry: bool = False
 ) -> list[Row]:
     """The engine's answers for each target."""
-    prefix = f"{order.id}.{next(_numbers)}"
+    prefix, until = f"{order.id}.{next(_numbers)}", unix_s + order.for_s
     commands = [
         Command(
             order.action,  # type: ignore[arg-type]  # checked by order_of
@@ -200,10 +193,9 @@ def _obeyed_by(
 
     member.membership.answered.append(received)
     try:
-        for _ in _visits(
+        _visits(
             member, commands, OBEY_MAX, lambda some, engine, now: engine.obey(now, some, unix_s)
-        ):
-            pass
+        )
         with changed:
             changed.wait_for(lambda: not left, ANSWER_S)
             late = list(left.values())
@@ -235,16 +227,12 @@ def first_rows(member: Member, topic: str | None, handler: int | None) -> list[R
 
 
 def would_be(
-    member: Member,
-    order: Order,
-    rows: Sequence[Row],
-    meant: Mapping[Target, Sequence[Undone]] | None,
-    unix_s: float,
+    member: Member, order: Order, rows: Sequence[Row], matches: Matches | None, unix_s: float
 ) -> tuple[list[Row], str]:
     """The answers of a dry run with the places and keys of the records; how many in total."""
     topic = str(order.topic)
     here = {
-        (u.record.partition, u.record.offset): u for some in (meant or {}).values() for u in some
+        (u.record.partition, u.record.offset): u for some in (matches or {}).values() for u in some
     }
     shown = list(rows[:RECORDS_MAX])
     named = [
@@ -267,8 +255,8 @@ def would_be(
     if (key_bytes := _key_bytes(order)) is not None:
         records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
         count = f"{counted(records, 'record')} of it here"
-    elif meant is not None:
-        count = f"{counted(len(here), 'record')} of {counted(len(meant), 'key')} match here"
+    elif matches is not None:
+        count = f"{counted(len(here), 'record')} of {counted(len(matches), 'key')} match here"
     return [*shown, *rows[RECORDS_MAX:]], count
 
 
