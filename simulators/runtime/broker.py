@@ -17,6 +17,7 @@ from perkey.kafka.ports import (
     OutMessage,
     Polled,
     Problem,
+    ReadBack,
     ToCommit,
     TransactionEnd,
 )
@@ -399,7 +400,7 @@ class SimTransactions(MemoryTransactions):
         messages: Sequence[OutMessage],
         offsets: Sequence[ToCommit],
         membership: Any,
-        read_back: Callable[[Sequence[ToCommit]], list[tuple[int | None, str]] | None],
+        read_back: ReadBack,
     ) -> TransactionEnd:
         """Produce all messages and commit the offsets with them, or neither."""
         world, odds = self.world, self.world.odds

@@ -233,7 +233,7 @@ class _Late:
     first_seed=191,
 )
 def _unknown_transaction_taken_as_committed(original: Any) -> Any:
-    return lambda _self, end, _offsets: TransactionEnd("committed", end.deliveries, end.reason)
+    return lambda _self, end, *_: TransactionEnd("committed", end.deliveries, end.reason)
 
 
 @mutant(
@@ -246,12 +246,28 @@ def _unknown_transaction_taken_as_committed(original: Any) -> Any:
     first_seed=112,
 )
 def _unreadable_commit_counts_as_nothing(original: Any) -> Any:
-    def find_out(self: Any, end: Any, offsets: Sequence[Any]) -> Any:
+    def find_out(self: Any, end: Any, offsets: Sequence[Any], read_back: Any) -> Any:
         self._port.open()
-        held = self._read_back(offsets) or [(None, "")] * len(offsets)
+        held = read_back(offsets) or [(None, "")] * len(offsets)
         return TransactionEnd(which_way(offsets, held), end.deliveries, end.reason)
 
     return find_out
+
+
+@mutant(
+    Transactor,
+    "_read_back",
+    "S8",
+    among=lambda one: one.transactional and one.odds.transaction_unheard > 0,
+    first_seed=5_622_973,
+)
+def _commits_of_another_member_show_an_abort(original: Any) -> Any:
+    def read_back(self: Any, _items: Any, offsets: Sequence[Any]) -> Any:
+        where = [(one.topic, one.partition) for one in offsets]
+        held = self._membership.consumer.committed(where, 15.0)
+        return [held[one] for one in where]
+
+    return read_back
 
 
 # -- wake-ups --------------------------------------------------------------------------------------

@@ -253,11 +253,17 @@ class TransactionEnd:
     maps_too_large: bool = False
 
 
+#: the committed offsets of these partitions and their metadata; None for a partition that another
+#: member may have committed meanwhile; None as a whole if they cannot be read now
+ReadBack = Callable[[Sequence[ToCommit]], "Sequence[tuple[int | None, str] | None] | None"]
+
+
 def which_way(
-    sent: Sequence[ToCommit], held: Sequence[tuple[int | None, str]]
+    sent: Sequence[ToCommit], held: Sequence[tuple[int | None, str] | None]
 ) -> Literal["committed", "aborted"]:
     """How a transaction of unknown outcome ended, from the offsets that the broker holds."""
-    same = all((o.offset, o.metadata) == have for o, have in zip(sent, held, strict=True))
+    known = [(o, have) for o, have in zip(sent, held, strict=True) if have is not None]
+    same = all((o.offset, o.metadata) == have for o, have in known)
     return "committed" if same else "aborted"
 
 
@@ -272,7 +278,7 @@ class TransactionsPort(Protocol):
         messages: Sequence[OutMessage],
         offsets: Sequence[ToCommit],
         membership: Any,
-        read_back: Callable[[Sequence[ToCommit]], list[tuple[int | None, str]] | None],
+        read_back: ReadBack,
     ) -> TransactionEnd:
         """Produce all messages and commit the offsets with them, or neither.
 

@@ -18,7 +18,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from perkey.kafka import clib
 from perkey.kafka.failures import Refusals, root_cause
-from perkey.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd, which_way
+from perkey.kafka.ports import (
+    Delivery,
+    OutMessage,
+    ReadBack,
+    ToCommit,
+    TransactionEnd,
+    which_way,
+)
 from perkey.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
 from perkey.kafka.verdicts import (
     delivery_verdict,
@@ -44,7 +51,6 @@ SLOW_END_S = 1.0  # ten times the usual duration
 COMPANY_NAMES = frozenset(KafkaError(code).name() for code in IN_COMPANY)
 
 #: reads what the broker stores for these partitions: `[(offset, metadata)]`, None if unreadable
-ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
 
 class KafkaTransactions:

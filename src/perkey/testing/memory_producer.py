@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perkey.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from perkey.kafka.ports import Delivery, OutMessage, ReadBack, ToCommit, TransactionEnd
 from perkey.kafka.transactions import is_refusal
 from perkey.testing.crash import Crashed, Mortal
 from perkey.testing.memory import METADATA_TOO_LARGE, Fenced, OffsetAndMetadata, ProducerId
@@ -112,7 +112,7 @@ class MemoryTransactions:
         messages: Sequence[OutMessage],
         offsets: Sequence[ToCommit],
         membership: Any,
-        read_back: Callable[[Sequence[ToCommit]], list[tuple[int | None, str]] | None],
+        read_back: ReadBack,
     ) -> TransactionEnd:
         """Produce all messages and commit the offsets with them, or neither."""
         with self._kafka.changed:

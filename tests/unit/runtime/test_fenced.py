@@ -41,7 +41,7 @@ def test_an_unknown_outcome_is_logged_until_it_is_known(monkeypatch, caplog):
         app.consume("orders", delivery="exactly_once", output="out")(lambda record: record.value)
         with monkeypatch.context() as patches:
             patches.setattr(MemoryTransactions, "transact", lambda *_: unknown)
-            patches.setattr(transactor.Transactor, "_find_out", lambda _self, end, _offsets: end)
+            patches.setattr(transactor.Transactor, "_find_out", lambda _self, end, *_: end)
             run = app.start(until="drained")
             wait_for(lambda: "outcome of a transaction is unknown" in caplog.text, LIMIT_S)
         assert run.wait(LIMIT_S).exit_code == 0

@@ -28,12 +28,14 @@ from typing import Any
 
 from perkey import guard
 from perkey.core import effects as fx
+from perkey.core.states import CLOSED
 from perkey.core.work import Work
 from perkey.kafka.clientlog import Sparse
 from perkey.kafka.ports import (
     Delivery,
     KafkaUnavailable,
     OutMessage,
+    ReadBack,
     ToCommit,
     TransactionEnd,
     TransactionsPort,
@@ -116,10 +118,10 @@ class Transactor:
         self._shared_seen.clear()
         mine = [() if work.outputs is None else self._messages(work) for work in works]
         messages = [message for one in mine for message in one]
-        offsets = offsets_of(effect.items)
+        offsets, read_back = offsets_of(effect.items), partial(self._read_back, effect.items)
         began = time.monotonic()
         try:
-            end = self._port.transact(messages, offsets, membership, self._read_back)
+            end = self._port.transact(messages, offsets, membership, read_back)
         finally:
             membership.close()
         lines = Sparse(UNKNOWN_LOGGED_EVERY_S)
@@ -135,18 +137,20 @@ class Transactor:
                     "ends in a topic whose max.message.bytes is below 78",
                 )
             self._membership.pause(UNKNOWN_RETRY_S)
-            end = self._find_out(end, offsets)
+            end = self._find_out(end, offsets, read_back)
         took_s = time.monotonic() - began
         self.took.observe(took_s)
         self._slow = took_s >= SLOW_S
         self._answer(effect.sequence, works, [len(one) for one in mine], end)
 
-    def _find_out(self, end: TransactionEnd, offsets: Sequence[ToCommit]) -> TransactionEnd:
+    def _find_out(
+        self, end: TransactionEnd, offsets: Sequence[ToCommit], read_back: ReadBack
+    ) -> TransactionEnd:
         try:
             self._port.open()
         except Exception as error:
             return TransactionEnd("unknown", end.deliveries, str(error))
-        held = self._read_back(offsets)
+        held = read_back(offsets)
         if held is None:
             return end
         return TransactionEnd(which_way(offsets, held), end.deliveries, end.reason)
@@ -179,13 +183,18 @@ class Transactor:
             self._letters[id(work)] = work, other
         return other is not None
 
-    def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
+    def _read_back(
+        self, items: Sequence[fx.PlanItem], offsets: Sequence[ToCommit]
+    ) -> list[tuple[int | None, str] | None] | None:
+        """What the group holds; None for what this member gave up: its next owner may commit."""
         try:
             where = [(o.topic, o.partition) for o in offsets]
             held = self._membership.consumer.committed(where, 15.0)
         except KafkaUnavailable:
             return None
-        return [held[one] for one in where]
+        ours = {item.partition.where for item in items if item.partition.state != CLOSED}
+        # Without any it makes no difference: no record of theirs is handled or sent again here.
+        return [held[one] if one in ours or not ours else None for one in where]
 
     def _answer(
         self, sequence: int, works: Sequence[Work], counts: Sequence[int], end: TransactionEnd

@@ -26,6 +26,7 @@ from perkey.kafka.consumer import KafkaConsumer
 from perkey.kafka.ports import (
     Delivery,
     OutMessage,
+    ReadBack,
     ToCommit,
     TransactionEnd,
     TransactionsPort,
@@ -78,8 +79,6 @@ class Pace:
         """Start the next interval: all members whose rows were added together start it together."""
         self._due = self._now() + self._interval_s
 
-
-ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
 #: limit of waiting outputs: half of what one transaction takes
 _FULL_BYTES = 4 * 2**20
