@@ -386,6 +386,32 @@ def test_slow_calls_are_not_granted_ahead(monkeypatch: pytest.MonkeyPatch) -> No
     bench.executor.close()
 
 
+def test_pace_of_many_slots_is_measured_until_each_has_ended_two_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand slots may need longer than PACE_S for that, and end many calls in it."""
+    monkeypatch.setattr(threads, "MEASURED_S", float("inf"))
+    bench = bench_after(monkeypatch, 3, concurrency=2)
+    assert not bench.executor.keeps_pace()
+    (work,) = bench.poll(1)
+    wait_for(lambda: bench.ticked() or work.state == DONE)
+    assert bench.executor.keeps_pace()
+    bench.executor.close()
+
+
+def test_calls_are_granted_ahead_while_every_second_slot_ends_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Starting needs two of each slot; so calls of an even pace do not switch it on and off."""
+    bench = bench_after(monkeypatch, 4, concurrency=2)
+    assert bench.executor.keeps_pace()
+    (work,) = bench.poll(1)
+    wait_for(lambda: bench.ticked() or work.state == DONE)
+    assert bench.executor.keeps_pace()
+    assert not bench.executor.keeps_pace()
+    bench.executor.close()
+
+
 @pytest.mark.parametrize(
     "spec", [{"timeout_s": 9.0}, {"delivery": "at_most_once"}, {"commit_each": True}]
 )

@@ -37,9 +37,11 @@ LOOK_S = 100e-6
 #: while calls are granted ahead no other one is timed
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
-#: calls are granted ahead while in such a time this many end per second, and this many of each
-#: slot. Granted calls are returned once calls get slower
+#: calls are granted ahead once this many end per second, and this many of each slot, within
+#: MEASURED_S; and for as long as in each PACE_S this many end per second, and KEPT of those of each
+#: slot: calls of up to 100 ms. Granted calls are returned once calls get slower
 PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
+MEASURED_S, KEPT = 0.2, 0.25
 #: granted ahead: as many as end in this time, up to the next power of two: at least one round of
 #: the polling thread, so that it reports nearly all. A grant waits at most twice as long
 AHEAD_S, AHEAD_MAX = 0.01, 1024
@@ -212,11 +214,11 @@ class ThreadExecutor(WorkerThreads[Work]):
         plan, slots, now = self._plan, self._plan.spec.concurrency, time.perf_counter()
         handler = next(one for one in self._door.engine.handlers if one.spec is plan.spec)
         span_s, ended = now - self._looked_at, handler.done - self._ended
-        twice = ended >= PACE_CALLS * slots
-        if span_s < PACE_S and (self._ahead or not twice):
+        enough = ended >= PACE_CALLS * slots * (KEPT if self._ahead else 1)
+        if span_s < PACE_S if self._ahead else span_s < MEASURED_S and not enough:
             return self._ahead > 0
         self._looked_at, self._ended = now, handler.done
-        fast = twice and ended >= PACE_PER_S * span_s
+        fast = enough and ended >= PACE_PER_S * span_s
         fast = fast and not plan.set_calls and len(self._threads) <= slots
         many = int(ended * AHEAD_S / max(span_s, AHEAD_S))
         ahead = min(AHEAD_MAX, 1 << many.bit_length()) if fast else 0
