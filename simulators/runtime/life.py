@@ -67,6 +67,7 @@ class Life:
     state: str = "open"
     revoking_at: float = 0.0
     lost: bool = False
+    closed_at: float = 0.0
     #: when that began, nothing kept the last commit from being stored
     undisturbed: bool = False
     #: and the member was told to stop before: what is in flight was waited for already
