@@ -25,7 +25,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from perkey.runtime.calls import threads
+from perkey.runtime.calls import pace
 from perkey.runtime.calls.loops import new_loop
 from perkey.runtime.calls.processes.link import SPAWN
 from perkey.runtime.calls.processes.protocol import found_by_name, log_to_parent
@@ -66,8 +66,8 @@ def installed(
     scheduler: Scheduler, machine: Machine, *, shuffle: bool, ahead: bool = False
 ) -> Iterator[None]:
     """Perkey runs on this scheduler inside; `ahead`: a call in 50 ms is a fast pace."""
-    pace = threads.PACE_PER_S, threads.PACE_CALLS
-    undo: list[Callable[[], None]] = [lambda: _set_pace(*pace)]
+    before = pace.PACE_PER_S, pace.PACE_CALLS
+    undo: list[Callable[[], None]] = [lambda: _set_pace(*before)]
     if ahead:
         _set_pace(1.0, 0)
     made = Primitives(scheduler)
@@ -93,7 +93,7 @@ def installed(
 
 
 def _set_pace(per_s: float, calls: int) -> None:
-    threads.PACE_PER_S, threads.PACE_CALLS = per_s, calls
+    pace.PACE_PER_S, pace.PACE_CALLS = per_s, calls
 
 
 def _table(scheduler: Scheduler, made: Primitives, *, shuffle: bool) -> dict[int, Any]:

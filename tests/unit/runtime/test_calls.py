@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 import perkey
 import perkey.testing
 from perkey.core.states import DONE
-from perkey.runtime.calls import threads
+from perkey.runtime.calls import pace
 from perkey.runtime.calls.aio import SLICE_S, AsyncExecutor
 from perkey.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from perkey.runtime.calls.threads import LOOK_S, ThreadExecutor
@@ -341,9 +341,9 @@ class OneThread(ThreadExecutor):
 
 def bench_after(monkeypatch: pytest.MonkeyPatch, calls: int, **spec: Any) -> Bench:
     """Threads that have just ended so many calls, where any number per second is a fast pace."""
-    monkeypatch.setattr(threads, "PACE_S", 0.0)
-    monkeypatch.setattr(threads, "PACE_PER_S", 0.0)
-    monkeypatch.setattr(threads, "AHEAD_S", 1e9)  # however long the machine took for them
+    monkeypatch.setattr(pace, "PACE_S", 0.0)
+    monkeypatch.setattr(pace, "PACE_PER_S", 0.0)
+    monkeypatch.setattr(pace, "AHEAD_S", 1e9)  # however long the machine took for them
     bench = Bench(ThreadExecutor, **spec)
     bench.function = lambda _record: None
     works = bench.poll(calls)
@@ -390,7 +390,7 @@ def test_pace_of_many_slots_is_measured_until_each_has_ended_two_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thousand slots may need longer than PACE_S for that, and end many calls in it."""
-    monkeypatch.setattr(threads, "MEASURED_S", float("inf"))
+    monkeypatch.setattr(pace, "MEASURED_S", float("inf"))
     bench = bench_after(monkeypatch, 3, concurrency=2)
     assert not bench.executor.keeps_pace()
     (work,) = bench.poll(1)

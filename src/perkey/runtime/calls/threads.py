@@ -23,9 +23,10 @@ from perkey.core.events import AT_MOST_ONCE, Unhandled
 from perkey.core.partition import Partition
 from perkey.core.states import RUNNING
 from perkey.core.work import Work
-from perkey.runtime.calls import stacks
+from perkey.runtime.calls import pace, stacks
 from perkey.runtime.calls.deadlines import AttemptTimeout, Deadlines
 from perkey.runtime.calls.invoke import failed, report_returned
+from perkey.runtime.calls.pace import Pace
 from perkey.runtime.door import Door
 from perkey.runtime.handling import Executor, HandlerPlan
 from perkey.runtime.logs import event
@@ -37,15 +38,6 @@ LOOK_S = 100e-6
 #: while calls are granted ahead no other one is timed
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
-#: calls are granted ahead once this many end per second, and this many of each slot, within
-#: MEASURED_S; and for as long as in each PACE_S this many end per second, and KEPT of those of each
-#: slot: calls of up to 100 ms. Granted calls are returned once calls get slower
-PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
-MEASURED_S, KEPT = 0.2, 0.25
-#: granted ahead: as many as end in this time, up to the next power of two: at least one round of
-#: the polling thread, so that it reports nearly all. A grant waits at most twice as long
-AHEAD_S, AHEAD_MAX = 0.01, 1024
-
 
 T = TypeVar("T")
 
@@ -188,13 +180,9 @@ class ThreadExecutor(WorkerThreads[Work]):
         #: a running call cannot be ended: it counts as failed when it returns
         self._deadlines = Deadlines[Work](plan, door, lambda _: None)
         self._trusted_until = -1.0
-        #: only if a call's end completes the record: commits and transactions have another pace
-        self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
-        #: calls granted ahead; if any, a report waits while more is available than waits for it.
-        #: Written by the polling thread, which runs its next round soon and reports the rest
-        self._ahead = 0
-        #: when the pace was last measured, and how many calls had ended then
-        self._looked_at, self._ended = 0.0, 0
+        #: while calls are granted ahead, a report waits if more is available than waits for it: the
+        #: polling thread runs its next round soon and reports the rest
+        self._pace = Pace(plan, door)
         #: approximate number of turns since a time: several threads count them
         self._turns, self._turned_at = 0, 0.0
 
@@ -209,29 +197,13 @@ class ThreadExecutor(WorkerThreads[Work]):
 
         Never more of them run together than declared: only existing threads call granted records.
         """
-        if not self._may_lag:
-            return False
-        plan, slots, now = self._plan, self._plan.spec.concurrency, time.perf_counter()
-        handler = next(one for one in self._door.engine.handlers if one.spec is plan.spec)
-        span_s, ended = now - self._looked_at, handler.done - self._ended
-        enough = ended >= PACE_CALLS * slots * (KEPT if self._ahead else 1)
-        if span_s < PACE_S if self._ahead else span_s < MEASURED_S and not enough:
-            return self._ahead > 0
-        self._looked_at, self._ended = now, handler.done
-        fast = enough and ended >= PACE_PER_S * span_s
-        fast = fast and not plan.set_calls and len(self._threads) <= slots
-        many = int(ended * AHEAD_S / max(span_s, AHEAD_S))
-        ahead = min(AHEAD_MAX, 1 << many.bit_length()) if fast else 0
-        if ahead != self._ahead:
-            self._ahead = ahead
-            self._door.post(lambda engine, now: engine.grant_ahead(now, handler.index, ahead))
-            if not fast:
-                self._recall()
-        return fast
+        if self._pace.measure(len(self._threads)):
+            self._recall()
+        return self._pace.ahead > 0
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Return calls granted ahead, so that they do not wait for running ones."""
-        if self._ahead:
+        if self._pace.ahead:
             self._recall()
 
     def _recall(self) -> None:
@@ -247,7 +219,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         """Call for this record, and then for those that are ready, as long as calls are short."""
         plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
         function, clock, done = plan.function, time.perf_counter, door.done
-        deadlines, handler = self._deadlines, self._deadlines.handler
+        deadlines, handler, paced = self._deadlines, self._deadlines.handler, self._pace
         began, unsampled = clock(), 0
         while True:
             # plan.may_call, inlined: this is the hot path.
@@ -276,12 +248,12 @@ class ThreadExecutor(WorkerThreads[Work]):
             ended = clock()
             took_s = ended - began
             unsampled -= 1
-            if unsampled < 0 or (took_s > SLOW_S and not self._ahead):
+            if unsampled < 0 or (took_s > SLOW_S and not paced.ahead):
                 plan.timed(took_s, work)
                 unsampled = SAMPLED_EVERY - 1
-            elif not self._ahead:
+            elif not paced.ahead:
                 plan.latency.add(took_s)
-            if took_s > FAST_S and (not self._ahead or len(done) >= len(ready)):
+            if took_s > FAST_S and (not paced.ahead or len(done) >= len(ready)):
                 return True
             if context or self._closed:
                 return False
@@ -291,7 +263,7 @@ class ThreadExecutor(WorkerThreads[Work]):
                 return False
             if (
                 not self._waking
-                and (self._idle or not self._ahead)  # else all threads work: the hot path
+                and (self._idle or not paced.ahead)  # else all threads work: the hot path
                 and ready
                 and len(ready) > len(self._seeking)
             ):
@@ -301,10 +273,11 @@ class ThreadExecutor(WorkerThreads[Work]):
     def _turn(self) -> None:
         super()._turn()
         self._turns += 1
-        if self._turns > PACE_CALLS * self._plan.spec.concurrency:
+        if self._turns > pace.PACE_CALLS * self._plan.spec.concurrency:
             turns, since, self._turns = self._turns, self._turned_at, 0
             self._turned_at = time.perf_counter()
-            if self._may_lag and not self._ahead and turns > PACE_PER_S * (self._turned_at - since):
+            lags = self._pace.may_lag and not self._pace.ahead
+            if lags and turns > pace.PACE_PER_S * (self._turned_at - since):
                 self._door.wake()  # it may sleep for long, and must measure the pace
 
     def _trusted(self, now: float) -> bool:
