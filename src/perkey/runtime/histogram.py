@@ -64,9 +64,10 @@ class Latency:
     """The latest sampled durations of one handler's calls, in seconds."""
 
     def __init__(self, bounds: tuple[float, ...] = CALL_S, fresh_max: int = FRESH_MAX) -> None:
-        self._fresh: deque[float] = deque(maxlen=fresh_max)
+        #: samples since the last look
+        self.fresh: deque[float] = deque(maxlen=fresh_max)
         #: append a duration here; appending to a bounded deque is atomic
-        self.add = self._fresh.append
+        self.add = self.fresh.append
         self._samples: deque[float] = deque(maxlen=SAMPLES)
         self._histogram = Histogram(bounds)
         self._folding = threading.Lock()
@@ -74,15 +75,15 @@ class Latency:
     @property
     def enough(self) -> bool:
         """Whether the sample for the next look is full."""
-        return len(self._fresh) == self._fresh.maxlen
+        return len(self.fresh) == self.fresh.maxlen
 
     def fold(self) -> int:
         """Count the samples since the last call; returns how many. Never on the calls' path."""
-        if not self._fresh:
+        if not self.fresh:
             return 0
         with self._folding:
-            take_one = self._fresh.popleft
-            fresh = [take_one() for _ in range(len(self._fresh))]
+            take_one = self.fresh.popleft
+            fresh = [take_one() for _ in range(len(self.fresh))]
             self._samples.extend(fresh)
             self._histogram.observe_all(fresh)
             return len(fresh)

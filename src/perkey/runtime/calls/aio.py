@@ -19,13 +19,16 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from perkey.core.events import AT_MOST_ONCE, Unhandled
+from perkey.core.partition import Partition
 from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.runtime.calls import stacks
 from perkey.runtime.calls.deadlines import AttemptTimeout, Deadlines
 from perkey.runtime.calls.invoke import failed, report_returned
+from perkey.runtime.calls.pace import Pace
 from perkey.runtime.door import Door
 from perkey.runtime.handling import Executor, HandlerPlan
+from perkey.runtime.histogram import FRESH_MAX
 
 SLICE_S = 0.005  # a worker whose handlers never wait yields to the loop this often
 TOGETHER = 50  # calls that end in one pass of the loop are reported when they are this many
@@ -40,6 +43,7 @@ DROPPED = "dropped"  # cancelled because its partition was revoked or the app st
 _FRESH = object()
 #: and this to let the loop run whatever else is ready, between two calls
 _AWAY = object()
+_AWAY_ONCE = (_AWAY,)
 
 
 @types.coroutine
@@ -48,10 +52,17 @@ def fresh_context() -> Generator[Any, Any, None]:
     yield _FRESH
 
 
-@types.coroutine
-def _next_pass() -> Generator[Any, Any, None]:
-    """Within `in_contexts`: continue with the next pass of the loop. No call waits meanwhile."""
-    yield _AWAY
+class NextPass:
+    """Awaited within `in_contexts`: continue with the next pass of the loop.
+
+    No call waits meanwhile. One object for all: a coroutine for each costs more than the rest.
+    """
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return iter(_AWAY_ONCE)  # type: ignore[return-value]  # an iterator is enough
+
+
+NEXT_PASS = NextPass()
 
 
 class InContext(Protocol):
@@ -134,6 +145,11 @@ class AsyncExecutor(Executor):
         self._loop_thread = 0
         self._deadlines = Deadlines[Work](plan, door, self._expired)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        #: while calls are granted ahead, a worker has its next record when its call ends, and one
+        #: turn in each pass of the loop reports all that have ended in it
+        self._pace = Pace(plan, door)
+        #: until when, by the performance counter, no worker looks whether calls may still start
+        self._trusted_until = -1.0
         decoding = plan.decoding
         waits = decoding is not None and decoding.waits
         self._function = decoding.around(plan.function) if decoding and waits else plan.function
@@ -166,6 +182,21 @@ class AsyncExecutor(Executor):
         """Start no further record and end the idle workers."""
         self._closed = True
         self._call_on_loop(self._end_workers)
+
+    def keeps_pace(self) -> bool:
+        """Measure whether calls end so fast that the next ones are granted ahead.
+
+        False: the loop reports them itself. Never more of them run together than declared: only
+        existing workers call granted records.
+        """
+        if self._pace.measure(len(self._workers)):
+            self._call_on_loop(self._recall)
+        return False
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Return calls granted ahead, so that they do not wait for running ones."""
+        if self._pace.ahead:
+            self._call_on_loop(self._recall)
 
     def stack(self, where: stacks.Where) -> list[str]:
         """Where the call of this record is now: what it awaits, or where it blocks the loop."""
@@ -241,11 +272,8 @@ class AsyncExecutor(Executor):
                     self._idle.append(waiting)
                     try:
                         await waiting
-                    except asyncio.CancelledError:
-                        # It was meant for a handler that ended at the same moment.
-                        if self._closed:
-                            raise
-                        asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
+                    except asyncio.CancelledError as error:
+                        self._meant_for_an_ended_call(error)
         finally:
             del self._workers[worker]
 
@@ -255,6 +283,12 @@ class AsyncExecutor(Executor):
         self._door.turn()
         self._turning = False
         return bool(self._ready)
+
+    def _recall(self) -> None:
+        """Return records that no worker has taken; the engine grants again what may start."""
+        while self._ready:  # the last one first: each goes in front of the previous one
+            self._door.ended.append(Unhandled(self._ready.pop()))
+        self._door.turn()
 
     def _end_unhandled(self) -> None:
         """Return queued records: none of them may start now."""
@@ -269,21 +303,26 @@ class AsyncExecutor(Executor):
         plan, ready, done = self._plan, self._ready, self._door.done
         function, decode = self._function, self._decode
         deadlines, handler = self._deadlines, self._deadlines.handler
-        clock, trusted = time.perf_counter, self._door.trusted
-        began = slice_ends = clock()
-        slice_ends += SLICE_S
+        clock, samples = time.perf_counter, plan.latency.fresh
+        began = clock()
+        slice_ends = began + SLICE_S
         since_look, look_at, waited = 0, 1, False
-        if not trusted():
-            self._end_unhandled()
+        if began > self._trusted_until:
+            self._look(began)
         while not self._closed:
             if not ready:
                 if waited and len(done) < TOGETHER:  # other calls end in this pass, too
                     waited = False
-                    await self._step_aside()
+                    self._away += 1
+                    try:
+                        await NEXT_PASS
+                    except asyncio.CancelledError as error:
+                        self._meant_for_an_ended_call(error)
+                    self._away -= 1
                     began = clock()
                     slice_ends = began + SLICE_S
-                    if not trusted():
-                        self._end_unhandled()
+                    if began > self._trusted_until:
+                        self._look(began)
                     continue
                 if not self._turn():
                     return
@@ -317,28 +356,30 @@ class AsyncExecutor(Executor):
                 continue
             now = clock()
             each_s = (now - began) / since_look
-            plan.timed(each_s, work)
+            if len(samples) < FRESH_MAX:
+                plan.timed(each_s, work)
             began, since_look = now, 0
-            look_at = min(LOOK_EVERY, int(LOOK_S / (each_s or LOOK_S)))
             if waited := worker.waited:  # others have run meanwhile
-                worker.waited, slice_ends = False, now + SLICE_S
+                worker.waited, slice_ends, look_at = False, now + SLICE_S, 1
             elif now > slice_ends:
                 return
-            if not trusted():  # the process was suspended: other members may own these by now
-                self._end_unhandled()
+            else:
+                look_at = min(LOOK_EVERY, int(LOOK_S / (each_s or LOOK_S)))
+            if now > self._trusted_until:
+                self._look(now)
 
-    async def _step_aside(self) -> None:
-        """Between two calls: let the loop run what else is ready."""
-        self._away += 1
-        try:
-            await _next_pass()
-        except asyncio.CancelledError:
-            # It was meant for a handler that ended at the same moment.
-            if self._closed:
-                raise
-            asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
-        finally:
-            self._away -= 1
+    def _look(self, now: float) -> None:
+        """Return queued records if the process was suspended: other members may own them by now."""
+        if self._door.trusted():
+            self._trusted_until = now + LOOK_S
+        else:
+            self._end_unhandled()
+
+    def _meant_for_an_ended_call(self, error: asyncio.CancelledError) -> None:
+        """A cancellation came between two calls: its handler ended at the same moment."""
+        if self._closed:
+            raise error
+        asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
 
     def _returned(self, worker: _Worker, work: Work, returned: Any, began: float) -> None:
         plan = self._plan
