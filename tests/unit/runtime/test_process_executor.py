@@ -57,7 +57,7 @@ class Child:
         self.began_at = 0.0
         self.killed_for: Item | None = None
         self.slow = False
-        self.window = 4
+        self.window, self.deep = 4, 0
         self.unsendable: set[Any] = set()
         self.killed = self.closed = False
         self.process = Process()
@@ -68,10 +68,10 @@ class Child:
         """The call at hand and for how long it has run."""
         return self.given.get(self.at_hand), time.monotonic() - self.began_at
 
-    @property
-    def room(self) -> int:
-        """How many more calls it may be given."""
-        return max(0, self.window - len(self.given)) if self.opened else 0
+    def room(self, share: int) -> int:
+        """How many more calls it may be given; `deep` more where its share is as large."""
+        window = max(self.window, min(share, self.deep))
+        return max(0, window - len(self.given)) if self.opened else 0
 
     @property
     def hungry(self) -> bool:
@@ -198,6 +198,20 @@ def test_the_emptiest_worker_is_fed_first(office: Any) -> None:
         [*works[:2], works[4]],
         [*works[2:4], works[5]],
     ]
+
+
+def test_no_worker_is_given_more_than_its_equal_part(office: Any) -> None:
+    """What a worker that opens now would do is not in the pipes of the others."""
+    desk = office(concurrency=2, ahead=16)
+    for child in Child.made:
+        child.deep = 100
+    Child.made[1].opened = False
+    works = desk.poll(18)
+    assert len(given(Child.made[0])) == 9
+    Child.made[1].opened = True
+    desk.executor._dispatch_now()
+    assert [len(given(child)) for child in Child.made] == [9, 9]
+    assert len(works) == 18
 
 
 def test_a_worker_that_is_not_ready_is_given_nothing(office: Any) -> None:

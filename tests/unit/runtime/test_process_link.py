@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import time
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,15 @@ from typing import Any
 import pytest
 
 from perkey.runtime.calls.processes import link as module
-from perkey.runtime.calls.processes.link import GATHER_S, KEPT, Link, messages_in
+from perkey.runtime.calls.processes.link import (
+    GATHER_S,
+    KEPT,
+    SLOW_S,
+    WINDOW_MAX,
+    Link,
+    messages_in,
+)
+from perkey.runtime.calls.processes.protocol import IDLE
 
 MESSAGES = ["a", b"b" * 7_000, {"c": 3}]
 
@@ -66,3 +75,35 @@ def test_answers_gather_only_while_the_worker_has_more_to_do(
     link.given, link._latency_s = dict.fromkeys(range(given)), latency_s  # type: ignore[assignment]  # of no items
     link._gather()
     assert sleeps == waited_s
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "share", "room"),
+    [
+        (0.001, 1, 1 + 4),
+        (0.001, 10, 10),
+        (0.001, 1_000, 1 + 20),
+        (0.000_01, 1_000, 1 + WINDOW_MAX),
+        (0.1, 1_000, 1),
+    ],
+)
+def test_a_worker_has_as_much_to_do_as_the_others(latency_s: float, share: int, room: int) -> None:
+    """20 ms of calls where that is its equal part of all, 4 ms in any case."""
+    assert opened_link(latency_s).room(share) == room
+
+
+def test_a_worker_whose_call_takes_long_gets_no_more() -> None:
+    """What waits behind it is for others; and nothing is behind a call of at_most_once."""
+    slow, single = opened_link(0.001), opened_link(0.001)
+    slow._running.value, slow._began.value = 1, time.monotonic() - 2 * SLOW_S
+    single._one_at_a_time = True
+    assert (slow.room(100), single.room(100)) == (1, 1)
+
+
+def opened_link(latency_s: float) -> Link:
+    """A link without a child, which has been given nothing."""
+    link = Link.__new__(Link)
+    link.opened, link._rests, link.given, link._latency_s = True, 0, {}, latency_s
+    link._one_at_a_time = False
+    link._running, link._began = SimpleNamespace(value=IDLE), SimpleNamespace(value=0.0)
+    return link

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -295,12 +296,16 @@ class ProcessExecutor(Executor):
             # The process was suspended: another member may own these by now.
             back.extend(self._waiting)
             self._waiting.clear()
+        calls = len(self._waiting) + sum(len(link.given) for link in self._links)
+        share = -(-calls // max(1, len(self._links)))
         while self._waiting:
-            link = max(links, key=lambda one: one.room, default=None)
-            if link is None or link.room == 0:
+            room, link = max(
+                ((one.room(share), one) for one in links), key=itemgetter(0), default=(0, None)
+            )
+            if link is None or room == 0:
                 break
             chunk: list[Item] = []
-            for _ in range(max(1, link.room // 2) if len(links) > 1 else link.room):
+            for _ in range(max(1, room // 2) if len(links) > 1 else room):
                 if not self._waiting or (chunk and self._waiting[0].alone):
                     break
                 item = self._waiting.popleft()

@@ -36,14 +36,17 @@ from perkey.runtime.calls.processes.worker import HELD_BACK, main
 SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
 
 WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency without a long delay
-SLOW_S = 5 * WINDOW_S
+#: and where other workers have as much to do: a worker must not run dry while all processors are
+#: taken by workers, and a message for many calls costs as much as one for few
+DEEP_S = 0.02
+SLOW_S = 0.02
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
 
-#: longest time for answers to gather while the worker has more to do: less than its window
-GATHER_S = WINDOW_S / 2
+#: longest time for answers to gather while the worker has more to do: less than its deep window
+GATHER_S = 0.004
 #: calls that a worker keeps while its answers gather: it must not run dry
-KEPT = 2
+KEPT = 4
 READ_BYTES = 1 << 18
 
 #: bytes of a message whose length multiprocessing's connections write in four
@@ -210,22 +213,23 @@ class Link:
         """Whether its current call takes longer than its whole window."""
         return self.at_hand != IDLE and time.monotonic() - self.began_at > SLOW_S
 
-    @property
-    def _window(self) -> int:
+    def _window(self, share: int) -> int:
         if self._one_at_a_time or self.slow:
             return 1
-        return 1 + min(WINDOW_MAX, int(WINDOW_S / max(self._latency_s, 1e-5)))
+        latency_s = max(self._latency_s, 1e-5)
+        deep = min(share - 1, int(DEEP_S / latency_s))
+        return 1 + min(WINDOW_MAX, max(deep, int(WINDOW_S / latency_s)))
 
-    @property
-    def room(self) -> int:
-        """How many more calls it may get now."""
+    def room(self, share: int) -> int:
+        """How many more calls it may get now. `share`: of all calls, its equal part."""
         ready = self.opened and not self._rests
-        return max(0, self._window - len(self.given)) if ready else 0
+        return max(0, self._window(share) - len(self.given)) if ready else 0
 
     @property
     def hungry(self) -> bool:
         """Whether half of its window is free; filling it costs as much for one call as for ten."""
-        return self.opened and not self._rests and 2 * len(self.given) <= self._window
+        ready = self.opened and not self._rests
+        return ready and 2 * len(self.given) <= self._window(WINDOW_MAX)
 
     def took(self, seconds: float) -> None:
         """Adapt the window to the duration of a call."""
