@@ -160,6 +160,10 @@ class Oracle(CommitOracle):
         self._out[place] += 1
         self._in_turn[place] = None
 
+    def has_begun(self, place: tuple[str, int, int]) -> bool:
+        """Whether its handler was called since it was granted."""
+        return place in self._called
+
     def returned(self, place: tuple[str, int, int]) -> None:
         """The engine has heard how it ended."""
         self._out[place] -= 1

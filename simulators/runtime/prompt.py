@@ -37,7 +37,8 @@ class Prompt:
         calls = [call for call in self._oracle.calls.values() if call.member == member]
         running = [call for call in calls if call.open]
         if setup.prefetch is None or until - world.sim.now > LOADED_S:
-            self._all_is_told(member, {place for call in running for place in call.open})
+            busy = len(running) >= setup.concurrency  # what is granted ahead waits
+            self._all_is_told(member, {place for call in running for place in call.open}, busy=busy)
         letters = isinstance(setup.on_exhausted, DeadLetter) and any(
             not life.exhausted <= life.source.finished for life in self._oracle.lives.values()
         )
@@ -51,10 +52,12 @@ class Prompt:
             if owner == member and life.state == "open" and world.sim.now > life.since:
                 self._nothing_waits(life, until)
 
-    def _all_is_told(self, member: str, running: set[tuple[int, int]]) -> None:
-        """A call that has ended is known to the engine."""
+    def _all_is_told(self, member: str, running: set[tuple[int, int]], *, busy: bool) -> None:
+        """A call that has ended is known to the engine; one that may begin has begun."""
         for work, owner in self._taps.granted.items():
             place = (work.partition.number, work.record.offset)
+            if busy and not self._oracle.has_begun((member, *place)):
+                continue
             if owner == member and place not in running:
                 what = f"{member} has ended or not begun {place}, and rests"
                 self._oracle.broken("L1", what)

@@ -36,8 +36,8 @@ from perkey.runtime.calls.processes.worker import HELD_BACK, main
 SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
 
 WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency without a long delay
-#: and where other workers have as much to do: a worker must not run dry while all processors are
-#: taken by workers, and a message for many calls costs as much as one for few
+#: and of calls shorter than that, where other workers have as much to do: a worker must not run dry
+#: while all processors are taken by workers, and a message for many calls costs as much as for few
 DEEP_S = 0.02
 SLOW_S = 0.02
 WINDOW_MAX = 64
@@ -217,8 +217,8 @@ class Link:
         if self._one_at_a_time or self.slow:
             return 1
         latency_s = max(self._latency_s, 1e-5)
-        deep = min(share - 1, int(DEEP_S / latency_s))
-        return 1 + min(WINDOW_MAX, max(deep, int(WINDOW_S / latency_s)))
+        most, shallow = int(DEEP_S / latency_s), int(WINDOW_S / latency_s)
+        return 1 + min(WINDOW_MAX, max(shallow, min(share - 1, most) if shallow else 0))
 
     def room(self, share: int) -> int:
         """How many more calls it may get now. `share`: of all calls, its equal part."""
