@@ -29,8 +29,9 @@ from perkey.runtime.calls import pace
 from perkey.runtime.calls.loops import new_loop
 from perkey.runtime.calls.processes.link import SPAWN
 from perkey.runtime.calls.processes.protocol import found_by_name, log_to_parent
-from perkey.runtime.door import Reports, since_boot
+from perkey.runtime.door import Reports
 from perkey.runtime.run.outside import SOCKET_VARIABLE
+from perkey.runtime.suspension import since_boot
 from simulators.runtime.loop import SimLoop
 from simulators.runtime.primitives import Primitives
 from simulators.runtime.processes import Machine

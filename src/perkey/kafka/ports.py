@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from perkey.core.commits import Found
-from perkey.core.events import Verdict
 from perkey.errors import ConfigError
 from perkey.types import ErrorInfo, Record, Sent
 from perkey.types import TopicPartition as TopicPartition  # noqa: PLC0414  # used as ports.X, too
+
+if TYPE_CHECKING:  # a worker process loads no engine
+    from perkey.core.commits import Found
+    from perkey.core.events import Verdict
 
 Action = Literal["log", "stop", "recreate"]
 

@@ -30,6 +30,7 @@ from perkey.core.gates import MEMBERSHIP
 from perkey.core.partition import Partition
 from perkey.core.states import InternalError
 from perkey.core.work import Work
+from perkey.runtime.suspension import SUSPENDED_S, since_boot
 
 EVENTS_MAX = 200
 TEXT_MAX = 60
@@ -95,16 +96,6 @@ def _short(value: object) -> str:
         return repr(value[0])
     return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else "…"
 
-
-SUSPENDED_S = 1.0  # a polling thread runs ten rounds in that time
-
-#: Seconds that also pass while the machine is suspended. time.monotonic stops then, and would hide
-#: that the session has ended meanwhile. One clock for all processes.
-since_boot: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    if hasattr(time, "CLOCK_BOOTTIME")
-    else time.monotonic
-)
 
 T = TypeVar("T")
 Event = Callable[[Engine, float], object]

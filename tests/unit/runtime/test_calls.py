@@ -21,7 +21,8 @@ from perkey.runtime.calls import pace
 from perkey.runtime.calls.aio import SLICE_S, AsyncExecutor
 from perkey.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from perkey.runtime.calls.threads import LOOK_S, ThreadExecutor
-from perkey.runtime.door import SUSPENDED_S, Reports, since_boot
+from perkey.runtime.door import Reports
+from perkey.runtime.suspension import SUSPENDED_S, since_boot
 from perkey.testing import run
 from perkey.types import Record
 

@@ -17,10 +17,11 @@ from perkey.kafka.ports import CommitAnswer, ToCommit
 from perkey.runtime import door
 from perkey.runtime.calls.aio import AsyncExecutor
 from perkey.runtime.calls.threads import ThreadExecutor
-from perkey.runtime.door import SUSPENDED_S, Door
+from perkey.runtime.door import Door
 from perkey.runtime.handling import HandlerPlan
 from perkey.runtime.member import committing
 from perkey.runtime.member.committing import Committer, MembershipProof
+from perkey.runtime.suspension import SUSPENDED_S
 from perkey.types import Record
 
 

@@ -12,7 +12,8 @@ from perkey.core import effects as fx
 from perkey.core.engine import Engine
 from perkey.core.events import Assignment, HandlerSpec, Limits
 from perkey.core.states import InternalError
-from perkey.runtime.door import SUSPENDED_S, Door
+from perkey.runtime.door import Door
+from perkey.runtime.suspension import SUSPENDED_S
 from perkey.testing import MemoryKafka, run
 from perkey.types import Record
 

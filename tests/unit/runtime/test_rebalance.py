@@ -13,9 +13,9 @@ from tests.support.waiting import wait_for
 import perkey
 from perkey.kafka.consumer import KafkaConsumer
 from perkey.kafka.ports import KafkaUnavailable, TransactionEnd
-from perkey.runtime.door import SUSPENDED_S
 from perkey.runtime.member import member
 from perkey.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
+from perkey.runtime.suspension import SUSPENDED_S
 from perkey.testing import MemoryKafka
 from perkey.testing.memory_consumer import MemoryConsumer
 from perkey.testing.memory_producer import MemoryTransactions

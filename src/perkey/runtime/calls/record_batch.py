@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
@@ -96,9 +95,11 @@ class RecordBatch(Sequence[Record[T]]):
 
     async def wait_cancelled(self) -> None:
         """Return once `cancelled` is true."""
+        from asyncio import sleep  # on use: a worker of plain handlers loads no loop
+
         while not self.cancel_event.is_set():  # noqa: ASYNC110  # a threading.Event, set elsewhere
             # Set from other threads: polling needs no future per waiter.
-            await asyncio.sleep(0.01)
+            await sleep(0.01)
 
 
 class Acks:

@@ -30,10 +30,10 @@ from perkey.core.events import Answer
 from perkey.core.gates import MEMBERSHIP
 from perkey.core.partition import Partition
 from perkey.kafka.ports import CommitAnswer, ToCommit
-from perkey.runtime.door import SUSPENDED_S, since_boot
 from perkey.runtime.histogram import CALL_S, Histogram
 from perkey.runtime.logs import event
 from perkey.runtime.member.group_membership import GroupMembership
+from perkey.runtime.suspension import SUSPENDED_S, since_boot
 from perkey.types import TopicPartition
 
 READ_S = 5.0

@@ -24,11 +24,11 @@ from perkey.observe.local import LocalServer
 from perkey.observe.orders import Answer, Order
 from perkey.observe.reports import Reporter
 from perkey.policies import letters_of
-from perkey.runtime.door import since_boot
 from perkey.runtime.logs import event
 from perkey.runtime.run.control import Control, Controlled
 from perkey.runtime.run.group_control import GroupControl
 from perkey.runtime.run.run_snapshot import add_calls, picture_of
+from perkey.runtime.suspension import since_boot
 
 if TYPE_CHECKING:
     from perkey.observe.serving import Serving

@@ -47,9 +47,10 @@ from perkey.runtime.calls.processes.protocol import (
     Warn,
     WorkerSpec,
 )
-from perkey.runtime.door import Door, since_boot
+from perkey.runtime.door import Door
 from perkey.runtime.handling import Call, Executor, HandlerPlan, handled, may_call
 from perkey.runtime.logs import event
+from perkey.runtime.suspension import since_boot
 
 _log = logging.getLogger("perkey")
 

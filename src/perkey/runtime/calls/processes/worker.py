@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 import signal
@@ -13,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from contextvars import Context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from perkey import guard
 from perkey.app_options import owner_of
@@ -49,9 +48,12 @@ from perkey.runtime.calls.processes.protocol import (
 )
 from perkey.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from perkey.runtime.calls.tracing import Tracing, flush, tracing_of
-from perkey.runtime.door import SUSPENDED_S, since_boot
+from perkey.runtime.suspension import SUSPENDED_S, since_boot
 from perkey.signatures import takes_argument
 from perkey.types import CHARGE, Charge, Record
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: blocked while a worker starts, so that none ends it before it ignores them
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
@@ -147,6 +149,8 @@ class Worker:
 
     def _on_loop(self, awaitable: Awaitable[Any], context: Context | None = None) -> Any:
         if self._loop is None:
+            import asyncio  # on use: half of what a worker loads, and a plain handler needs none
+
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         # In the context itself, not in a copy: outputs use what the call has set.
