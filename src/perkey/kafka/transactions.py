@@ -50,8 +50,6 @@ FLUSH_S = 0.05
 SLOW_END_S = 1.0  # ten times the usual duration
 COMPANY_NAMES = frozenset(KafkaError(code).name() for code in IN_COMPANY)
 
-#: reads what the broker stores for these partitions: `[(offset, metadata)]`, None if unreadable
-
 
 class KafkaTransactions:
     """A TransactionsPort on a real broker. Not thread-safe."""
