@@ -20,8 +20,9 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 UV = [sys.executable, "-m", "uv", "pip"]
 THIS = ["--quiet", "--python", sys.executable]
 #: Without a look at dependencies, which the lock names all: for PySpark's, uv would download and
-#: build its gigabyte again where the index does not let it keep a file.
-LOCKED = ["install", *THIS, "--no-deps", "--require-hashes", "-r", str(LOCK)]
+#: build its gigabyte again where the index does not let it keep a file. Without our settings: the
+#: override there is for making the lock; here it would take a newer certifi than the locked one.
+LOCKED = ["install", *THIS, "--no-config", "--no-deps", "--require-hashes", "-r", str(LOCK)]
 OURS = ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]
 #: a setting of pip -> the variable that has uv do the same
 FOR_UV = {
