@@ -68,5 +68,6 @@ def test_a_lock_that_lacks_a_dependency_is_reported(monkeypatch):
     monkeypatch.setattr(install, "_run", run)
     assert install.main() == 1
     assert "--no-deps" in ran[1]
+    assert "--no-config" in ran[1]  # an override for making the lock is not for installing it
     assert "--require-hashes" in ran[1]
     assert ["check" in command for command in ran] == [False, False, False, True, False]
