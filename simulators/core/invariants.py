@@ -110,14 +110,13 @@ def _check_forgotten(state: EngineState, partition: Partition) -> None:
     """What is parked or held at the head of its lane keeps no bytes, nor does what is behind it."""
     shelves = partition.shelves
     for work in partition.offsets.works():
-        if not work.put_off or work in partition.lanes.behind or follows(work):
+        if not work.put_off:
             continue
         assert work.failure is not None
-        kept = work in shelves.later or work.failure.left_lane
+        kept = work.failure.left_lane
         _need(kept or work in shelves.bare, work, "is put off and keeps its bytes")
         last = partition.lanes.tails.get(partition.lanes.key_of(work.record), work)
         plain = last.state == states.QUEUED and last.failure is None and not follows(last)
-        kept = kept or last in partition.lanes.behind
         _need(kept or not plain, last, "is behind a record that is put off, and keeps its bytes")
     idle = not shelves or partition in state.shelving
     _need(idle, partition, "keeps offsets, and nobody will fetch them")
@@ -182,7 +181,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
     heads += [work for work in partition.lanes.occupied.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
-        if work.state != states.QUEUED and work not in lanes.behind:
+        if work.state != states.QUEUED:
             raise _broken(work, "waits to start and is not queued")
         if work.partition is not partition:
             raise _broken(work, "waits in another epoch")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from perkey.codec import Remembered
-from perkey.core import commands
 from perkey.core import effects as fx
 from perkey.core.commands import Commands
 from perkey.core.commits import Commits
@@ -14,7 +13,7 @@ from perkey.core.endings import Endings
 from perkey.core.events import Command
 from perkey.core.memory import Memory
 from perkey.core.partition import Partition
-from perkey.core.work import HeldBy, Work
+from perkey.core.work import HeldBy, LaneKey, Work
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 
@@ -33,7 +32,7 @@ def _one_attempt_less_is_told(original: Any) -> Any:
     return entries
 
 
-@mutant(Memory, "fetched", "S3", "S12")
+@mutant(Memory, "recall", "S3", "S12")
 def _what_came_is_not_looked_at(original: Any) -> Any:
     return lambda _self, _offset: None
 
@@ -47,21 +46,17 @@ def _released_immediately(original: Any) -> Any:
     return set_release
 
 
-@mutant(Commands, "_hold", "S13", first_seed=profiles.COMMANDED)
+@mutant(Partition, "set_hold", "S13", first_seed=profiles.COMMANDED)
 def _held_in_words_only(original: Any) -> Any:
-    def hold(self: Commands, partition: Partition, command: Any, work: Work, by: HeldBy) -> Any:
-        over = by._replace(until=self._state.now)
-        return original(self, partition, command, work, over)
-
-    return hold
+    return lambda _self, _key, _by: None
 
 
-@mutant(commands, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED + 560)
+@mutant(Partition, "set_hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED + 560)
 def _a_hold_never_ends(original: Any) -> Any:
-    def hold(state: Any, work: Work, by: HeldBy, *, own: bool = False) -> None:
-        original(state, work, by._replace(until=by.until + 10_000.0), own=own)
+    def set_hold(self: Partition, key: LaneKey, by: HeldBy) -> None:
+        original(self, key, by._replace(until=by.until + 10_000.0))
 
-    return hold
+    return set_hold
 
 
 @mutant(Commits, "_answer", "S13", first_seed=profiles.COMMANDED)

@@ -7,6 +7,7 @@ from typing import Any
 from perkey.core import states
 from perkey.core.endings import Endings
 from perkey.core.memory import Returns, Shelves
+from perkey.core.partition import Partition
 from perkey.core.work import Work
 from perkey.types import Record
 from simulators.core import profiles
@@ -32,13 +33,13 @@ def _what_comes_of_a_held_lane_is_kept(original: Any) -> Any:
     return lambda _self, _key: False
 
 
-@mutant(Endings, "_continue", "S1", "structure", first_seed=profiles.PARKED)
+@mutant(Endings, "turn_comes", "S1", "structure", first_seed=profiles.PARKED)
 def _starts_without_its_bytes_when_its_hold_is_over(original: Any) -> Any:
-    def go_on(self: Endings, work: Work, failure: Any) -> None:
+    def turn_comes(self: Endings, work: Work) -> None:
         work.partition.shelves.drop(work)
-        original(self, work, failure)
+        original(self, work)
 
-    return go_on
+    return turn_comes
 
 
 @mutant(Shelves, "_charge", "structure", first_seed=profiles.PARKED)
@@ -59,12 +60,9 @@ def _starts_without_its_value(original: Any) -> Any:
     return lambda self, work, record: original(self, work, record._replace(value=None))
 
 
-@mutant(Endings, "take_in", "S3", "S12", "structure", first_seed=profiles.PARKED)
-def _what_comes_back_is_not_remembered(original: Any) -> Any:
-    def take_in(self: Endings, work: Work) -> None:
-        work.partition.lanes.join([work])
-
-    return take_in
+@mutant(Partition, "watch", "S3", "S12", "structure", first_seed=profiles.PARKED)
+def _what_is_known_is_not_looked_at_when_the_turn_comes(original: Any) -> Any:
+    return lambda _self: None
 
 
 @mutant(Returns, "came", "L1", "L2", "S1", first_seed=profiles.PARKED)

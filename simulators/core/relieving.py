@@ -124,7 +124,7 @@ def _due(life: Life, offset: int, now: float, *, full: bool) -> bool:
     # The time of one that came with its attempts used up begins when its bytes are here.
     over = offset not in life.came_spent and life.give_up_at.get(offset, now) < now - SLACK
     work = _parked(life, offset)
-    if work is None or work in life.partition.lanes.behind or not (full or over):
+    if work is None or not (full or over):
         return False
     if life.spec.batch is not None or life.spec.delivery == EXACTLY_ONCE:
         return False  # its lane may wait for others of a batch, or have gone on past it

@@ -179,6 +179,8 @@ class Batching:
                     break
                 if self._parts(work, following):
                     break
+                if following.partition.knows(following, self._state.now):
+                    break  # its turn has to come first
                 if following.state in (states.DONE, states.PENDING):  # before the record in front
                     following = following.next
                     continue

@@ -6,10 +6,10 @@ obeyed a second time, here or by the next owner of the partition, changes nothin
 end time, a skip its offset, and a record that does not wait can neither be released nor retried. A
 dry command runs the same code up to the first change, so it has the same answer.
 
-**Holds.** A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold
-is over. In a held lane that is the first record that has not started; later ones wait behind it,
-or are held when they arrive (`hold_back`). So the hot paths do not know of holds. As for a parked
-lane, only offsets are kept of a held one (memory.py).
+**Holds.** `Partition.holds` has those of lanes and, by offset, of single records. A held record
+waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. It is looked at
+when its turn comes (`Endings.turn_comes`); later ones of its lane wait behind it. So the hot paths
+do not know of holds. As for a parked lane, only offsets are kept of a held one (memory.py).
 """
 
 from __future__ import annotations
@@ -32,53 +32,28 @@ if TYPE_CHECKING:
     from perkey.core.events import Command
     from perkey.core.partition import Partition
     from perkey.core.work import LaneKey
-    from perkey.types import Record
 
 
 # -- holds -----------------------------------------------------------------------------------------
 
 
-def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
-    """The hold of a record's lane; None if there is none, or it is over."""
-    holds = partition.holds
-    found = holds.get(partition.lanes.key_of(record)) if holds else None
-    return None if found is None or found.until <= state.now else found
-
-
-def hold_back(state: EngineState, work: Work) -> bool:
-    """If the lane of a queued record is held, it waits for the end of the hold."""
-    found = hold_of(state, work.partition, work.record)
-    if found is not None:
-        hold(state, work, found)
-    return found is not None
-
-
-def hold_behind(state: EngineState, work: Work) -> None:
-    """The same for one behind a running record of its lane, before its turn comes."""
-    found = hold_of(state, work.partition, work.record)
-    if found is not None:
-        work.partition.lanes.behind.add(work)
-        hold(state, work, found)
-
-
-def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> None:
-    """Hold this queued record, which is in its chain and nowhere else, until the hold is over.
-
-    `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
-    """
-    failure = work.failure
-    if failure is None:
-        failure = work.failure = Failure(state.texts)
-        work.partition.charge_failure(work, failure)
-    if own:
-        failure.held_until = by.until
-    until = max(by.until, failure.own_due, failure.held_until)  # its own delay is not shortened
-    if until == by.until or failure.held_by is None:
-        failure.held_by = by
+def hold(state: EngineState, work: Work, by: HeldBy) -> None:
+    """The turn of a queued record has come, and it is held: it waits for the end of the hold."""
+    failure = _failure_of(state, work)
+    until = max(by.until, failure.own_due)  # its own delay is not shortened
+    failure.held_by = by
     failure.note(state.now, f"held for {until - state.now:.0f} s")
     state.retries.add(until, work)
     work.partition.retry(work, held=True)
     state.put_away(work)
+
+
+def _failure_of(state: EngineState, work: Work) -> Failure:
+    failure = work.failure
+    if failure is None:
+        failure = work.failure = Failure(state.texts)
+        work.partition.charge_failure(work, failure)
+    return failure
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -172,25 +147,29 @@ class Commands:
             return _row(partition, command, "held", "nothing of it waits now")
         # The record that the hold concerns now: not one that the lane has passed
         first = next((work for work in waiting if not _left_lane(work)), waiting[0])
-        return self._hold(partition, command, first, by)
+        return self._hold(partition, command, first)
 
     def _release_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         """End its hold, and let its first record proceed: a parked, failed or held one."""
-        held = key in partition.holds if command.dry else partition.end_hold(key)
+        works = list(self._of_lane(partition, key))
+        own = [work.offset for work in works if work.offset in partition.holds]
+        held = key in partition.holds or own
         if not command.dry:
             partition.memory.release(key)
-        works = list(self._of_lane(partition, key))
+            partition.end_holds([key, *own])
         first = works[0] if works else None
         if first is None or first.state not in (states.RETRYING, states.PARKED):
             waiting = next((work for work in works if _held(work)), None)
             if waiting is None:
-                what = "released" if held and command.action == "release" else "unchanged"
-                offset = -1 if first is None else first.record.offset
+                released = held and (command.action == "release" or own)
+                what = "released" if released else "unchanged"
+                offset = own[0] if own else -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
         for later in () if command.dry else works:
             if later is not first and _held(later):  # held as well, with the batch that they share
-                self._end_own_hold(later)
+                assert later.failure is not None
+                later.failure.own_due = self._state.now
                 self._state.retries.add(self._state.now, later)
         return self._proceed(partition, command, first)
 
@@ -231,13 +210,17 @@ class Commands:
             by = self._held_by(command)
             if by.until <= self._state.now:
                 return _row(partition, command, "unchanged", "the hold is over already")
-            return self._hold(partition, command, work, by)
+            row = self._hold(partition, command, work, dry=True)
+            if row.outcome == "held" and not command.dry and work.state != states.PARKED:
+                partition.set_hold(offset, by)
+                row = self._hold(partition, command, work)
+            return row
         return self._proceed(partition, command, work)
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """A record that is only remembered, or not fetched at all yet."""
         memory = partition.memory
-        known = memory.waits_for if command.dry else memory.start_over
+        known = memory.waits_for if command.dry else partition.start_over
         if command.action in ("release", "retry") and known(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
         if what := _past_end(partition, offset):
@@ -248,27 +231,32 @@ class Commands:
             return _refused(partition, command, what, offset)
         return _refused(partition, command, "it is not fetched yet: ask again in a moment")
 
-    def _hold(self, partition: Partition, command: Command, work: Work, by: HeldBy) -> fx.Obeyed:
-        offset, own = work.record.offset, command.target.offset is not None
+    def _hold(
+        self, partition: Partition, command: Command, work: Work, *, dry: bool = False
+    ) -> fx.Obeyed:
+        """A record is held, by itself or with its lane, or will be when its turn comes."""
+        offset = work.record.offset
         if work.state == states.PARKED:
             return _row(partition, command, "held", "it is parked", offset)
         if work.state not in states.WAITING:
             return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
-        if command.dry:
+        by = partition.held_by(work, self._state.now)
+        if by is None or command.dry or dry:
             return _row(partition, command, "held", command.reason, offset)
         if work.state == states.RETRYING:
             partition.retried(work)
-        else:
-            self._take_out(work)
-        hold(self._state, work, by, own=own)
+            hold(self._state, work, by)
+        elif self._take_out(work):
+            hold(self._state, work, by)
+        elif not partition.memory.hold(offset, by.until + self._state.wall_s):
+            _failure_of(self._state, work).held_by = by  # behind another one: for the next commit
+            partition.remember(work)
         return _row(partition, command, "held", command.reason, offset)
 
-    def _take_out(self, work: Work) -> None:
-        """Remove a queued record from where it would start, or from its chain."""
+    def _take_out(self, work: Work) -> bool:
+        """Remove a queued record from where it would start; False if it is behind another one."""
         lanes, shelves = work.partition.lanes, work.partition.shelves
-        if shelves.want(work, on=False) or lanes.take_out(work) or self._batching.take_out(work):
-            return
-        lanes.behind.add(work)
+        return shelves.want(work, on=False) or lanes.take_out(work) or self._batching.take_out(work)
 
     def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
@@ -276,13 +264,17 @@ class Commands:
             what = "it was handled, and delivery=at_most_once handles no record twice"
             return _refused(partition, command, what, offset)
         named = command.target.offset is not None  # otherwise the hold of its lane ends with this
-        if named and hold_of(self._state, partition, work.record) is not None:
+        lane = partition.holds.get(partition.lanes.key_of(work.record))
+        own = lane is partition.holds.get(offset)
+        if named and not own and lane is not None and lane.until > self._state.now:
             return _refused(partition, command, HELD, offset)
         if work.state == states.PARKED and command.dry:
             return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:
             self._endings.release(work, command.reason)
             return _row(partition, command, "released", command.reason, offset)
+        if work.state != states.RETRYING and self._is_known(partition, command, offset):
+            return _row(partition, command, "released", "it starts when its turn comes", offset)
         if work.state != states.RETRYING:
             what = f"it is {RECORD_NAMES[work.state]}: it waits for nothing that is to be released"
             return _row(partition, command, "unchanged", what, offset)
@@ -292,14 +284,17 @@ class Commands:
             return _row(partition, command, what, command.reason, offset)
         if failure.exhausted_by:  # since before it came here: its policy has not been applied yet
             self._endings.start_over(work, failure, command.reason)
-        self._end_own_hold(work)
+        partition.end_holds([offset])  # a later hold of its lane must not be shortened by it
+        failure.own_due = self._state.now
         self._state.retries.add(self._state.now, work)
         return _row(partition, command, what, command.reason, offset)
 
-    def _end_own_hold(self, work: Work) -> None:
-        """End its own hold by command; a later hold of its lane must not be shortened by it."""
-        if work.failure is not None:
-            work.failure.held_until = 0.0
+    def _is_known(self, partition: Partition, command: Command, offset: int) -> bool:
+        """Whether it would wait when its turn comes; if so, it will not, unless this is dry."""
+        if command.dry:
+            return offset in partition.holds or partition.memory.waits_for(offset)
+        held = partition.end_holds([offset])
+        return partition.start_over(offset) or held
 
     def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
@@ -313,7 +308,7 @@ class Commands:
         if first is not work:
             what = f"offset {first.record.offset} of its lane comes first"
             return _refused(partition, command, what, offset)
-        if key in partition.lanes.occupied or work in partition.lanes.behind:
+        if key in partition.lanes.occupied:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
             return _refused(partition, command, what, offset)
         row = _row(partition, command, "skipped", command.reason, offset)
@@ -331,9 +326,7 @@ class Commands:
             partition.retried(work)
         else:
             self._take_out(work)
-        following = work.next
-        if following is not None and following.state == states.QUEUED:
-            hold_behind(state, following)
+        partition.end_holds([work.offset])
         failure = work.failure = work.failure or Failure(state.texts)
         partition.shelves.drop(work)
         failure.given_up = "skipped"

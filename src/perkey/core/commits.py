@@ -205,11 +205,15 @@ class Plans:
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
         claimed, chars = {work.offset for work in item.claims}, len(item.metadata)
-        away = partition.offsets.incomplete if partition.offsets.shelved else ()
         limit_chars = 0 if memory.barred else commit.map_limit
         carrier = Carrier(item.frontier, item.metadata, limit_chars)
         entries = memory.entries(
-            partition.position, claimed, state.now, state.wall_s, away, carrier.room_bytes
+            partition.position,
+            claimed,
+            state.now,
+            state.wall_s,
+            partition.offsets.incomplete,
+            carrier.room_bytes,
         )
         text, count = carrier.carry(entries)
         left_out = len(entries) - count + memory.unseen

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.commands import hold_back
 from perkey.core.lanes import unfollow
 from perkey.core.partition import begin
 
@@ -210,8 +209,10 @@ class AtMostOnce(AtLeastOnce):
         for work in left:
             work.move(states.QUEUED)
         for head in self._free_slots(partition, left):
-            if not hold_back(self._state, head):
+            if partition.held_by(head, self._state.now) is None:
                 partition.handler.put_far(head)
+            else:
+                partition.lanes.up.append(head)
         return best
 
     def closing(self, partitions: Iterable[Partition]) -> None:

@@ -15,7 +15,8 @@ Theory of operation. A call that ended is one of four things::
   `handled`, a park waits for its release (`_park`). A function as policy is asked first (`_ask`).
 - A batch that failed as a whole costs no record an attempt: `_split` tries it again in halves.
 - Of an epoch that has ended everything is counted and dropped (`_late`).
-- A record that is fetched starts with what the commit remembers of it (`admit`, `_restore`).
+- When its turn comes, what is known of a record is looked at (`turn_comes`): what the commit
+  remembers (`_restore`), a hold of its lane, bytes that were given back. It may have to wait.
 """
 
 from __future__ import annotations
@@ -28,24 +29,22 @@ from typing import TYPE_CHECKING
 from perkey.codec import Remembered
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.commands import hold, hold_back, hold_behind, hold_of
+from perkey.core.commands import hold
 from perkey.core.events import Failed, Returned
 from perkey.core.lanes import unfollow
 from perkey.core.memory import longest_s
 from perkey.core.partition import plain_done
 from perkey.core.retries import batch_delay_s, retry_delay_s
-from perkey.core.work import USED_UP, Decision, Failure
+from perkey.core.work import USED_UP, Decision, Failure, HeldBy
 from perkey.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
-from perkey.types import LETTER_REFUSED, ErrorInfo, Record, Sent
+from perkey.types import LETTER_REFUSED, ErrorInfo, Sent
 
 if TYPE_CHECKING:
     from perkey.core.delivery import AtLeastOnce
     from perkey.core.engine_state import EngineState
     from perkey.core.events import Decided, Ended
-    from perkey.core.partition import Partition
     from perkey.core.work import Work
 
-TURN_WAIT_S = 1.0  # interval of checks for the turn of a record that arrived exhausted
 REFUSED_S = 30.0  # a parked record's refused dead letter is not sent again before
 
 
@@ -105,10 +104,12 @@ class Endings:
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
             if unfollow(work):
-                hold_behind(self._state, work)
-            elif not hold_back(self._state, work):
+                return
+            if partition.held_by(work, self._state.now) is None:
                 partition.lanes.put_back([work])
                 handler.enlist(partition)
+            else:
+                self.turn_comes(work)
 
     def batch_member(self, ending: Ended, *, batch_failed: int) -> None:
         """One record of a batch call that has ended.
@@ -148,7 +149,6 @@ class Endings:
         failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
-            hold_behind(self._state, work)
         else:
             retry, good_calls = work.retry, work.partition.handler.good_calls
             self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
@@ -260,7 +260,6 @@ class Endings:
             alone_s = self._state.outages.failed(work, failed.error)
         if behind:
             self._requeue(work, failure)
-            hold_behind(self._state, work)
         elif alone_s is not None:
             self._retry(work, failure, alone_s)
         else:
@@ -269,8 +268,9 @@ class Endings:
     def _try_again(self, work: Work, failure: Failure) -> None:
         """The next attempt starts as soon as the handler may start something."""
         work.shed()
-        self._requeue(work, failure)
-        self._continue(work, failure)
+        if not self._is_behind(work, failure):
+            self._requeue(work, failure)
+            self.turn_comes(work)
 
     def _failed(self, work: Work, failed: Failed) -> None:
         later = failed.not_now and self._delivery(work).refused(work)
@@ -287,19 +287,29 @@ class Endings:
             self._try_again(work, failure)
         else:
             failure.exhausted_by = "attempts" if spent else "rejected"
-            self._exhausted(work, failure, failed.error)
+            if not self._is_behind(work, failure):
+                self._exhausted(work, failure, failed.error)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.retry, work, asked_s)
         failure.note(self._state.now, f"next attempt in {delay_s:.2g} s")
         work.shed()
         failure.own_due = self._state.now + delay_s
-        self._state.retries.add(failure.own_due, work)
-        work.partition.retry(work)
         work.partition.handler.retries += 1
+        if not self._is_behind(work, failure):
+            self._state.retries.add(failure.own_due, work)
+            work.partition.retry(work)
+
+    def _is_behind(self, work: Work, failure: Failure) -> bool:
+        """Another record of its lane and batch goes first: what is next is seen at its turn."""
+        behind = not failure.left_lane and self._delivery(work).refused(work) and unfollow(work)
+        if behind:
+            self._requeue(work, failure)
+            work.partition.remember(work)
+        return behind
 
     def retry_due(self) -> None:
-        """Put every record whose delay is over at the end of its partition's queue."""
+        """The delay of these records is over, or their hold, or their time as parked ones."""
         for work in self._state.retries.due(self._state.now):
             partition, failure = work.partition, work.failure
             assert failure is not None
@@ -311,11 +321,8 @@ class Endings:
                 if work.parked_by is None or work.parked_by.after_s is None:
                     self.release(work, "its time is over")  # otherwise relief.py gives it up
                 continue
-            if failure.exhausted_by and work in partition.lanes.behind:
-                self._state.retries.add(self._state.now + TURN_WAIT_S, work)
-                continue
             self._requeue(work, failure)
-            self._continue(work, failure)
+            self.turn_comes(work)
 
     def _requeue(self, work: Work, failure: Failure) -> None:
         """It waits for its next attempt in its lane, at the head or behind an earlier record."""
@@ -326,24 +333,55 @@ class Endings:
         else:
             work.move(states.QUEUED)
 
+    def turns_come(self) -> None:
+        """The turn of these heads has come, in partitions that know something of records."""
+        turns = self._state.turns
+        while turns:
+            work = turns.popleft()
+            if work.state == states.QUEUED:  # otherwise its epoch has ended
+                self.turn_comes(work)
+
+    def turn_comes(self, work: Work) -> None:
+        """The head of a lane is next: it is ready, or something is known of it for which it waits.
+
+        The same for one whose wait is over: something else may keep it waiting.
+        """
+        partition, failure = work.partition, work.failure
+        known = partition.memory.recall(work.offset) if partition.memory.waiting else None
+        if known is not None:
+            partition.watch()
+            if self._restored(work, known):
+                return
+            failure = work.failure
+        exhausted = failure is not None and failure.exhausted_by
+        held = None if exhausted else partition.held_by(work, self._state.now)
+        if held is not None:
+            hold(self._state, work, held)
+        elif failure is None:
+            partition.lanes.ready.append(work)
+            partition.handler.enlist(partition)
+        else:
+            self._continue(work, failure)
+
     def _continue(self, work: Work, failure: Failure) -> None:
-        """Its wait is over: it may start again, or is given up if its attempts are used up."""
+        """Nothing else keeps a record that has failed waiting; maybe its own delay does."""
         partition = work.partition
-        if not failure.exhausted_by and hold_back(self._state, work):
-            return
         if partition.shelves.want(work):
             return
-        if failure.exhausted_by:  # since before it came here
+        if failure.exhausted_by:  # since before it came here, or its turn came
             if failure.error is None:
                 failure.replace(USED_UP)
             self._exhausted(work, failure, failure.error or USED_UP)
-            return
-        if failure.left_lane:
-            failure.left_lane = False
-            partition.lanes.rejoin(work)
+        elif failure.own_due > self._state.now:  # since before its turn came
+            self._state.retries.add(failure.own_due, work)
+            partition.retry(work)
         else:
-            partition.lanes.may_go(work)
-        partition.handler.enlist(partition)
+            if failure.left_lane:
+                failure.left_lane = False
+                partition.lanes.rejoin(work)
+            else:
+                partition.lanes.ready.append(work)
+            partition.handler.enlist(partition)
 
     def release(self, work: Work, why: str) -> None:
         """A parked record's attempts start over."""
@@ -351,7 +389,7 @@ class Endings:
         assert failure is not None
         self.start_over(work, failure, why)
         work.partition.unpark(work)
-        self._continue(work, failure)
+        self.turn_comes(work)
 
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Count its attempts from the first one again."""
@@ -484,12 +522,7 @@ class Endings:
         failure.exhausted_by = failure.exhausted_by or "policy"
         failure.note(self._state.now, f"given up: {why}")
         work.partition.unpark(work)
-        self._continue(work, failure)
-
-    def resume(self, work: Work) -> None:
-        """A released record has its bytes again."""
-        assert work.failure is not None
-        self._continue(work, work.failure)
+        self.turn_comes(work)
 
     def lost(self, work: Work) -> None:
         """A released record no longer exists in the log: it counts as skipped."""
@@ -527,35 +560,8 @@ class Endings:
 
     # -- restored from the commit ------------------------------------------------------------------
 
-    def admit(self, partition: Partition, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        """Records of one poll, ascending; the commit remembers some of the coming ones."""
-        for record, size in zip(records, sizes, strict=True):
-            work = partition.admit_one(record, size)
-            if work is None:
-                continue
-            if not (partition.lanes.shelves and partition.shelves.keep_off(work)):
-                self.take_in(work)
-
-    def take_in(self, work: Work) -> None:
-        """A record arrived that the commit may remember."""
-        partition = work.partition
-        known = partition.memory.fetched(work.offset)
-        if known is None:
-            self._join(work)
-        else:
-            self._restore(work, known)
-
-    def _join(self, work: Work) -> None:
-        """The record joins its lane; it waits if the lane is held."""
-        lanes, held = work.partition.lanes, hold_of(self._state, work.partition, work.record)
-        if held is not None and lanes.is_next(work):
-            lanes.join_one(work, waits=True)
-            hold(self._state, work, held)
-        else:
-            lanes.join([work])
-
-    def _restore(self, work: Work, known: Remembered) -> None:
-        """It starts with what is remembered of it, and waits for the rest of its delay."""
+    def _restored(self, work: Work, known: Remembered) -> bool:
+        """It starts with what is remembered of it; True if it waits, for the rest of its delay."""
         partition, now = work.partition, self._state.now
         known = partition.memory.unless_released(known, partition.lanes.key_of(work.record))
         until = None
@@ -579,16 +585,17 @@ class Endings:
         held = known.held and due > now
         partition.charge_failure(work, failure)
         if not (known.parked or failure.exhausted_by or due > now):
-            self._join(work)
-            return
-        partition.lanes.join_one(work, waits=True)
+            return False
         if known.parked:
             self._set_release(work, failure, until)
             partition.park(work)
         else:
-            failure.own_due, failure.held_until = (now, due) if held else (due, 0.0)
+            failure.own_due = now if held else due
+            if held:
+                partition.set_hold(work.offset, HeldBy(due))
             # An exhausted record is given up immediately, unless it is held.
             self._state.retries.add(now if failure.exhausted_by and not held else due, work)
             partition.retry(work, held=held)
         if known.parked or held:
             self._state.put_away(work)
+        return True

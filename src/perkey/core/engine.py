@@ -122,10 +122,7 @@ class Engine:
             if partition.state == states.CLOSED:
                 state.count("records_of_closed_epochs", len(records))
                 continue
-            if partition.memory.waiting or partition.holds:
-                self._endings.admit(partition, records, sizes)
-            else:
-                partition.admit(records, sizes)
+            partition.admit(records, sizes)
             if tags and partition in tags:
                 partition.tag(records, tags[partition])
             partition.handler.enlist(partition)
@@ -428,6 +425,8 @@ class Engine:
     def _turn(self) -> None:
         state = self.state
         outages = state.outages
+        if state.turns:
+            self._endings.turns_come()
         if outages.timers or outages.probing:
             outages.look()
         for handler in state.handlers:

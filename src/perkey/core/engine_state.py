@@ -11,7 +11,7 @@ fence.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,9 @@ class EngineState:
         #: the open or revoking epoch of each partition
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.epochs = 0
+        #: heads whose turn has come in partitions that know something of records to come; looked
+        #: at before anything starts (`Endings.turns_come`)
+        self.turns: deque[Work] = deque()
         self.retries = RetrySchedule()
         self.flow = Flow(limits)
         self.outages = Outages(self)
@@ -256,7 +259,7 @@ class Epochs:
             )
             occupied = state.orphans.get(where, ())
             partition = Partition(
-                *where, state.epochs, handler, offsets, commit, occupied, new.log_end
+                *where, state.epochs, handler, offsets, commit, occupied, state.turns, new.log_end
             )
             state.partitions[where] = partition
             if new.commit_start:

@@ -51,15 +51,17 @@ class Lanes:
     """The lanes of one epoch."""
 
     _ordering: Ordering
+    #: heads to look at when their turn comes (`EngineState.turns`)
+    turns: deque[Work]
     #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
     occupied: dict[LaneKey, Work | None] = field(default_factory=dict)
     #: lane key -> the last record of that lane
     tails: dict[LaneKey, Work] = field(default_factory=dict)
     #: heads of lanes that may start, oldest first
     ready: deque[Work] = field(default_factory=deque)
-    #: records that may not start when their turn comes (parked or waiting since before they
-    #: arrived), as long as they are behind others of their lane
-    behind: set[Work] = field(default_factory=set)
+    #: where a record goes when its turn comes: `ready`; `turns` if it has failed, and all while
+    #: something may be known of the records of this partition (`Partition.watch`)
+    up: deque[Work] = field(init=False)
     #: ready, but past the room of the map, by offset; and a heap of these offsets, in which some
     #: may be outdated
     far: dict[int, Work] = field(default_factory=dict)
@@ -77,6 +79,9 @@ class Lanes:
     blocked_records: int = 0
     blocked_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self.up = self.ready
+
     def key_of(self, record: Record) -> LaneKey:
         """The lane of a record: its key, the whole partition, or its own offset."""
         if self._ordering == KEY and record.key is not None:
@@ -93,14 +98,14 @@ class Lanes:
         elif self._ordering == KEY:
             self._join_by_key(works)
         elif self._ordering == UNORDERED:
-            self.ready.extend(works)
+            self.up.extend(works)
         else:
             for work in works:
                 self._append(ONE_LANE, work)
 
     def _join_by_key(self, works: Sequence[Work]) -> None:
         # The hottest loop of the core: two dictionary calls and one link per record.
-        tails, append = self.tails, self.ready.append
+        tails, append = self.tails, self.up.append
         for work in works:
             key = work.record[4]
             if key is None:  # orders with nothing
@@ -115,33 +120,17 @@ class Lanes:
                 if tail.charge is not None:
                     self._charge(work, tail.charge)
 
-    def join_one(self, work: Work, *, waits: bool = False) -> None:
-        """The same for one record, whose lane an old attempt may occupy.
-
-        `waits`: it may not start when its turn comes, and its lane waits for it then.
-        """
+    def join_one(self, work: Work) -> None:
+        """The same for one record, whose lane an old attempt may occupy."""
         key = self.key_of(work.record)
         if not isinstance(key, int):
-            self._append(key, work, waits=waits)
+            self._append(key, work)
         elif key in self.occupied:  # a separate lane: not in `tails`
             self.occupied[key] = work
-            if waits:
-                self.behind.add(work)
-        elif not waits:
-            self.ready.append(work)
+        else:
+            self.up.append(work)
 
-    def is_next(self, work: Work) -> bool:
-        """Whether an arriving record would be the first of its lane that has not started."""
-        key = self.key_of(work.record)
-        if isinstance(key, int):
-            return False
-        tail = self.tails.get(key)
-        if tail is None or tail.state not in states.WAITING:
-            return True
-        # One that failed may be given up without another call, and then the lane continues.
-        return tail.state == states.RETRYING and tail.failure is not None and not tail.failure.held
-
-    def _append(self, key: LaneKey, work: Work, *, waits: bool = False) -> None:
+    def _append(self, key: LaneKey, work: Work) -> None:
         tail = self.tails.get(key)
         self.tails[key] = work
         if tail is not None:
@@ -151,11 +140,7 @@ class Lanes:
         elif key in self.occupied:
             self.occupied[key] = work
         else:
-            if not waits:
-                self.ready.append(work)
-            return
-        if waits:
-            self.behind.add(work)
+            self.up.append(work)
 
     def rejoin(self, work: Work) -> None:
         """The lane has continued past this record (exactly_once): it goes to the lane's end."""
@@ -183,10 +168,11 @@ class Lanes:
             if place.get(offset) is work:
                 del place[offset]
                 return True
-        if work not in self.ready:
-            return False
-        self.ready.remove(work)
-        return True
+        for queue in (self.ready, self.up):
+            if work in queue:
+                queue.remove(work)
+                return True
+        return False
 
     def leave(self, work: Work) -> bool:
         """The record leaves the head of its lane; True if that makes the next one ready."""
@@ -198,11 +184,9 @@ class Lanes:
                 return False  # an earlier record of its batch is not done: the lane waits for it
             work, following = self._skip_finished(work)
         if following is not None:
-            if following.state != states.QUEUED:  # it is in the same batch, or waits
-                if self.behind:
-                    self._reached(following)
+            if following.state != states.QUEUED:  # it is in the same batch
                 return False
-            self.ready.append(following)
+            (self.up if following.failure is None else self.turns).append(following)
             return True
         tails = self.tails
         if tails:
@@ -229,8 +213,7 @@ class Lanes:
         last, following = head, head.next
         while following is not None:
             fresh = following.state == states.QUEUED and following.failure is None
-            elsewhere = follows(following) or following in self.behind
-            if not fresh or elsewhere:
+            if not fresh or follows(following):
                 last = following
             following = following.next
         cut: list[Work] = []
@@ -254,30 +237,14 @@ class Lanes:
         head = self.occupied.pop(key, None)
         if head is None:
             return False
-        if head.state != states.QUEUED:
-            self._reached(head)
-            return False
-        self.ready.append(head)
+        self.up.append(head)
         return True
-
-    def _reached(self, work: Work) -> None:
-        """The turn of a record has come that may not start: its lane waits for it."""
-        if work in self.behind:
-            self.behind.remove(work)
-            self.block(work)
-
-    def may_go(self, work: Work) -> None:
-        """It may start now: immediately, or when its turn comes."""
-        if work in self.behind:
-            self.behind.remove(work)
-        elif not follows(work):  # otherwise it is next when that one is done
-            self.ready.append(work)
 
     def clear(self) -> None:
         """The epoch ended."""
         for waiting in (
             self.tails, self.ready, self.far, self.aside, self.unpaid, self._far_order,
-            self.occupied, self.behind, self.shelves, self.wanted, self.dry,
+            self.occupied, self.shelves, self.wanted, self.dry,
         ):  # fmt: skip
             waiting.clear()
 
@@ -364,7 +331,7 @@ class Lanes:
         # With a parked head nothing of the lane moves any more, whatever one behind it in its batch
         # does later.
         if not follows(work):
-            charge.parked = work.state == states.PARKED and work not in self.behind
+            charge.parked = work.state == states.PARKED
         if not charge.blocked:
             charge.blocked = True
             self.blocked_records += charge.records

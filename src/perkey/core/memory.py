@@ -92,33 +92,28 @@ class Asked(NamedTuple):
 class Shelves:
     """Records of one partition epoch that are kept as offsets, or are being read again."""
 
-    __slots__ = ("_lanes", "_partition", "asked", "bare", "later", "number")
+    __slots__ = ("_lanes", "_partition", "asked", "bare", "number")
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._lanes: Lanes = partition.lanes
         #: heads whose bytes are not kept -> number of these bytes
         self.bare: dict[Work, int] = {}
-        #: parked or held behind another record of their lane: put away when their turn comes
-        self.later: set[Work] = set()
         #: the pending request, and the number of the last one
         self.asked: list[Asked] = []
         self.number = 0
 
     def __bool__(self) -> bool:
-        return bool(self._lanes.shelves or self.bare or self.later)
+        return bool(self._lanes.shelves or self.bare)
 
     # -- putting away ------------------------------------------------------------------------------
 
     def put_away(self, work: Work) -> None:
-        """The record was parked or held: if it is the head of its lane, keep only offsets."""
+        """The head of a lane was parked or held: keep only offsets."""
         lanes, failure = self._lanes, work.failure
         assert failure is not None
-        if failure.left_lane or work in self.bare:
-            return  # its lane has continued
-        if work in lanes.behind or follows(work):
-            self.later.add(work)
-            return
+        if failure.left_lane or work in self.bare or follows(work):
+            return  # its lane has continued, or waits for another one of its batch
         record, key = work.record, lanes.key_of(work.record)
         freed = max(0, work.size - failure.charged - len(record.key or b""))
         work.record = record._replace(value=None, headers=(), prefetched=None)
@@ -133,13 +128,6 @@ class Shelves:
         for one in reversed(lanes.cut_behind(work, key)):  # in front of later ones
             self._put(shelf, one)
             shelf.offsets.appendleft(one.offset)
-
-    def look_again(self) -> None:
-        """Check those whose turn had not come when they were parked."""
-        later, self.later = self.later, set()
-        for work in later:
-            if work.put_off:
-                self.put_away(work)
 
     def keep_off(self, work: Work) -> bool:
         """The arriving record goes to its lane's shelf, if there is one."""
@@ -268,8 +256,6 @@ class Returns:
         state, limits = self._state, self._state.limits
         for partition in list(state.shelving):
             lanes, shelves = partition.lanes, partition.shelves
-            if shelves.later:
-                shelves.look_again()
             if not shelves:
                 state.watch_shelves(partition, on=False)
             elif (lanes.wanted or lanes.dry) and not shelves.asked and not partition.gate.reasons:
@@ -305,7 +291,7 @@ class Returns:
                 else:
                     work = partition.offsets.back(*known, partition)
                     partition.bytes += work.size
-                    self._endings.take_in(work)
+                    lanes.join([work])
             lanes.dry.pop(key, None)
             lanes.look(key)
         partition.handler.enlist(partition)
@@ -325,7 +311,7 @@ class Returns:
         if known is not None and head in partition.lanes.wanted:
             partition.shelves.take_back(head, known[0])
             del partition.lanes.wanted[head]
-            self._endings.resume(head)
+            self._endings.turn_comes(head)
         return False  # otherwise it was parked or held again: requested when it is released
 
 
@@ -353,7 +339,7 @@ class Memory:
         #: these offsets; ascending while `_sorted`, otherwise the next `entries` sorts them
         self._order = [one.offset for one in kept]
         self._sorted = True
-        #: how many have not been fetched again
+        #: of how many records the turn has not come yet
         self.waiting = len(self._known)
         #: a commit would have different entries
         self.changed = False
@@ -387,19 +373,30 @@ class Memory:
             self.changed = True
 
     def waits_for(self, offset: int) -> bool:
-        """Whether something is known of a record that was not fetched yet."""
+        """Whether something is known of a record whose turn has not come."""
         return isinstance(self._known.get(offset), Remembered)
 
     def start_over(self, offset: int) -> bool:
-        """Forget an entry of a record that was not fetched yet; False if there is none."""
+        """Forget the entry of such a record; False if there is none."""
         known = self.waits_for(offset)
         if known:
             self.forget(offset)
             self.waiting -= 1
         return known
 
+    def hold(self, offset: int, until_s: float) -> bool:
+        """A record whose turn has not come is held, in UNIX seconds; False if nothing is known."""
+        known = self._known.get(offset)
+        if not isinstance(known, Remembered):
+            return False
+        if not known.parked:
+            until_s = max(ceil(until_s), known.until_s or 0)
+            self._known[offset] = known._replace(held=True, until_s=until_s)
+            self.changed = True
+        return True
+
     def release(self, key: LaneKey) -> None:
-        """End the holds of this lane's records that are not fetched yet; entries have no keys."""
+        """End the holds of this lane's records that are still to come; entries have no keys."""
         if self.waiting:
             self.released.add(key)
 
@@ -409,8 +406,8 @@ class Memory:
             return known._replace(held=False, until_s=None)
         return known
 
-    def fetched(self, offset: int) -> Remembered | None:
-        """The entry of the record that was just fetched; it is not waited for any more."""
+    def recall(self, offset: int) -> Remembered | None:
+        """The entry of a record whose turn has come; it is not waited for any more."""
         found = self._known.get(offset)
         if not isinstance(found, Remembered):
             return None
@@ -423,14 +420,14 @@ class Memory:
         claimed: Collection[int],
         now: float,
         wall_s: float,
-        away: Container[int] = (),
+        fetched: Container[int] = (),
         bytes_max: int = ENTRIES_MAX * 16,
     ) -> list[Remembered]:
         """The entries of a commit, ascending, without records that are `claimed`: those are done.
 
         At most one more than fits into `bytes_max`: `unseen` is how many were not checked.
 
-        `position`: unfetched entries before it no longer exist in the log, except those in `away`.
+        `position`: entries before it that are not in `fetched` no longer exist in the log.
         """
         if not self._sorted:
             self._order = sorted(self._known)
@@ -438,7 +435,7 @@ class Memory:
 
         def is_gone(offset: int, entry: Remembered | Work) -> bool:
             if isinstance(entry, Remembered):
-                return offset < position and offset not in away
+                return offset < position and offset not in fetched
             return entry.state in GONE
 
         found: list[Remembered] = []
@@ -474,15 +471,17 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     if failure is None:
         return None
     attempts, parked = failure.attempts - failure.shared, work.state == states.PARKED
-    waits = parked or work.state == states.RETRYING
+    waits, held, due = parked or work.state == states.RETRYING, failure.held, failure.due
+    if work.state == states.QUEUED and (hold := work.partition.held_by(work, now)) is not None:
+        waits, held, due = True, True, hold.until  # from when its turn comes
     # The time of a parked record that is over is kept: without one it would begin again.
-    timed = failure.due > now or (parked and failure.ticket >= 0)
-    until_s = ceil(failure.due + wall_s) if waits and timed else None
+    timed = due > now or (parked and failure.ticket >= 0)
+    until_s = ceil(due + wall_s) if waits and timed else None
     # A failed batch costs its records no attempt, but has the time of the next one.
-    if not (attempts or parked or failure.held or failure.exhausted_by or until_s is not None):
+    if not (attempts or parked or held or failure.exhausted_by or until_s is not None):
         return None
     return Remembered(
-        work.offset, attempts, parked, failure.held and until_s is not None,
+        work.offset, attempts, parked, held and until_s is not None,
         failure.exhausted_by, until_s, failure.error_hash,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class Partition:
     commit: CommitState
     #: lanes in which an attempt of an earlier epoch still runs
     occupied: InitVar[Iterable[LaneKey]] = ()
+    #: heads of lanes to look at when their turn comes (`watch`); shared with other partitions
+    turns: InitVar[deque[Work] | None] = None
     #: last known end of the log; -1 if unknown
     log_end: int = -1
     lanes: Lanes = field(init=False)
@@ -64,11 +67,13 @@ class Partition:
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
 
-    def __post_init__(self, occupied: Iterable[LaneKey]) -> None:
-        self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(occupied))
+    def __post_init__(self, occupied: Iterable[LaneKey], turns: deque[Work] | None) -> None:
+        turns = deque() if turns is None else turns
+        self.lanes = Lanes(self.handler.spec.ordering, turns, dict.fromkeys(occupied))
         self.memory = self.commit.memory
         self.reach = Reach(self.offsets, self.commit, self.lanes.far)
         self.shelves = Shelves(self)
+        self.watch()
 
     # -- the epoch -------------------------------------------------------------------------------
 
@@ -98,12 +103,6 @@ class Partition:
             work = self.offsets.incomplete.get(record[2])
             if work is not None:
                 work.tags = value
-
-    def admit_one(self, record: Record, size: int) -> Work | None:
-        """Add one remembered record, without a lane so far. None: it is done."""
-        works = self.offsets.receive([record], [size], self)
-        self.bytes += sum([work.size for work in works])
-        return works[0] if works else None
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -294,13 +293,49 @@ class Partition:
         self.handler.standing -= 1
         self.remember(work)
 
-    def set_hold(self, key: LaneKey, by: HeldBy) -> None:
-        """Nothing of this lane starts before the hold is over."""
-        self.holds[key] = by
+    # -- what is known of records before their turn comes ----------------------------------------
 
-    def end_hold(self, key: LaneKey) -> bool:
-        """End the hold of its lane; True if there was one."""
-        return self.holds.pop(key, None) is not None
+    def watch(self) -> None:
+        """Look at each record when its turn comes, as long as something is known of some.
+
+        Otherwise it is ready then. So the hot paths know neither what commits remember nor holds.
+        """
+        known = self.memory.waiting or self.holds
+        self.lanes.up = self.lanes.turns if known else self.lanes.ready
+
+    def start_over(self, offset: int) -> bool:
+        """Forget what is remembered of a record whose turn has not come; False if nothing is."""
+        known = self.memory.start_over(offset)
+        self.watch()
+        return known
+
+    def knows(self, work: Work, now: float) -> bool:
+        """Whether this record may have to wait when its turn comes."""
+        if self.lanes.up is self.lanes.ready:
+            return False
+        return self.memory.waits_for(work.offset) or self.held_by(work, now) is not None
+
+    def set_hold(self, key: LaneKey, by: HeldBy) -> None:
+        """Nothing of this lane starts before the hold is over; an offset: not this record."""
+        self.holds[key] = by
+        self.watch()
+
+    def end_holds(self, places: Iterable[LaneKey]) -> bool:
+        """End the holds of these lanes and records; True if there was one."""
+        ended = [self.holds.pop(place, None) for place in places] if self.holds else ()
+        self.watch()
+        return any(ended)
+
+    def held_by(self, work: Work, now: float) -> HeldBy | None:
+        """The hold of a record or its lane, the one that ends last; None if there is none."""
+        if not self.holds:
+            return None
+        found = None
+        for key in (self.lanes.key_of(work.record), work.offset):
+            hold = self.holds.get(key)
+            if hold is not None and hold.until > now and (not found or hold.until > found.until):
+                found = hold
+        return found
 
     def close(self) -> None:
         """The epoch has ended: drop what waits."""
@@ -424,7 +459,7 @@ def plain_done(works: Iterable[Work]) -> list[Work]:
                 partition.finished(ended, size, top)
             partition = work.partition
             handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
-            plain, add_ready = handler.plain, lanes.ready.append
+            plain, add_ready = handler.plain, lanes.up.append
             incomplete, top = offsets.incomplete, offsets.top
             ended = size = 0
         if work.state != RUNNING or not plain:

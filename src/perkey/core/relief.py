@@ -16,9 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perkey.core import states
-from perkey.core.commands import hold_of
 from perkey.core.gates import TRANSACTION
-from perkey.core.lanes import follows
 
 if TYPE_CHECKING:
     from perkey.core.endings import Endings
@@ -76,9 +74,8 @@ class Relief:
                 continue
             full = share >= policy.at_map
             over = policy.after_s is not None and failure.ticket >= 0 and failure.due <= now
-            waits = work in lanes.behind or follows(work) or lanes.mate_runs(work)
-            waits = waits or failure.own_due > now
-            if waits or not (full or over) or hold_of(self._state, partition, work.record):
+            waits = lanes.mate_runs(work) or failure.own_due > now
+            if waits or not (full or over) or partition.held_by(work, now):
                 continue
             because = "at_map" if full else "after_s"
             self._going[partition.where] = work

@@ -316,9 +316,7 @@ class Failure:
     held: bool = False
     #: time of its first free failure with an error of `Hold.on`
     waits_since: float | None = None
-    #: end of a hold of this record itself
-    held_until: float = 0.0
-    #: the command that held it last; None for a hold restored from the commit
+    #: the command that held it last; without reason and sender if restored from the commit
     held_by: HeldBy | None = None
     #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), while they are
     exhausted_by: str = ""

@@ -80,15 +80,17 @@ def test_a_batch_that_grew_full_while_no_slot_was_free_starts_with_the_next_one(
 
 
 def test_a_record_whose_own_output_is_refused_has_failed_behind_another_too(make_desk):
-    """Acknowledged alone, its output is its own: no batch is tried in halves for it."""
+    """Acknowledged alone, its output is its own: it is given up when its turn comes."""
     retry = Retry(attempts=1)
     desk = make_desk(in_batches(2, ack="explicit", retry=retry, on_exhausted=Skip()))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
     (effect,) = desk.take(fx.Start)
-    _, second = effect.works
+    first, second = effect.works
     desk.do("batch_ended", 0, [], [Returned(work, ["out"]) for work in effect.works])
     desk.do("outputs_answered", [(second, (), ERROR)])
+    assert desk.engine.state.handlers[0].skipped == 0
+    desk.do("outputs_answered", [(first, (), None)])
     assert desk.engine.state.handlers[0].skipped == 1
 
 

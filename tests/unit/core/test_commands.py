@@ -7,7 +7,7 @@ from tests.unit.core.test_memory import ERROR, UNIX_S
 
 from perkey.account.account import take
 from perkey.account.snapshot import snapshot
-from perkey.codec import Remembered
+from perkey.codec import Remembered, decode
 from perkey.core import effects as fx
 from perkey.core.events import Command, Decided, Failed, HandlerSpec, Returned, Target
 from perkey.core.lanes import Lanes
@@ -410,19 +410,35 @@ def test_a_lane_is_held_at_what_is_next_not_at_its_lowest_offset(make_desk):
 
 
 def test_what_waits_for_an_old_call_and_is_held_has_one_place(desk):
-    """That of the hold, in every view; and it starts when both are over."""
+    """That of the old call, then that of the hold; and it starts when both are over."""
     desk.poll(desk.part, 0)
     (old,) = desk.started()
     desk.do("closed", [desk.part], lost=True)
     (part,) = desk.assign(0, unix_s=UNIX_S + desk.now)
     desk.poll(part, 0)
     assert order(desk, "hold", record(0)) == [("held", 0)]
-    (row,) = snapshot(take(desk.engine, desk.now))["partitions"]
-    assert {name: n for name, n in row["places"].items() if n} == {"on_hold": 1}
-    desk.pass_time(10.1)
-    assert started(desk) == []
+    assert places(desk) == {"held": 1}
     desk.do("calls_ended", [old])
+    assert places(desk) == {"on_hold": 1}
+    assert started(desk) == []
+    desk.pass_time(10.1)
     assert started(desk) == [0]
+
+
+def places(desk):
+    """Where the records of the only partition are."""
+    (row,) = snapshot(take(desk.engine, desk.now))["partitions"]
+    return {name: count for name, count in row["places"].items() if count}
+
+
+def test_a_record_that_is_held_behind_another_stays_held_in_the_next_epoch(desk):
+    """The commit has the hold before the record's turn has come; another member obeys it."""
+    desk.poll(desk.part, 0, 1, key=b"k")
+    assert started(desk) == [0]
+    assert order(desk, "hold", record(1)) == [("held", 1)]
+    (item,) = desk.take(fx.CommitOffsets)[0].items
+    (known,) = decode(item.frontier, item.metadata).rider.entries
+    assert (known.offset, known.held, known.until_s) == (1, True, UNIX_S + 10)
 
 
 def test_what_comes_behind_a_failed_record_of_a_held_lane_is_held(make_desk):

@@ -289,6 +289,7 @@ def test_what_is_forgotten_and_kept_again_is_there_once():
     work = Work.one(Record("t", 0, 1, 0, None, b""), 1, None)
     work.failure = Failure(SharedTexts())
     work.failure.attempts = 2
+    work.state = states.RETRYING
     memory.keep(work)
     kept = memory.entries(0, (), 0.0, 0.0)
     assert [(one.offset, one.attempts) for one in kept] == [(0, 1), (1, 2), (3, 1)]
