@@ -17,14 +17,19 @@ import import_graph
 import kafka_errors
 import typer
 
+from perkey.account.account import PLACE_OF_STATE
 from perkey.cli.commands import app
 from perkey.core.states import (
     COMMIT_NAMES,
     COMMIT_TABLE,
     EPOCH_NAMES,
     EPOCH_TABLE,
+    PARKED,
+    QUEUED,
     RECORD_NAMES,
     RECORD_TABLE,
+    RETRYING,
+    STALLED,
 )
 from perkey.observe import fields
 
@@ -53,7 +58,7 @@ def parts() -> dict[str, dict[str, str]]:
     drawn = {name: f"```mermaid\n{diagram}\n```" for name, diagram in _diagrams().items()}
     tables = {"fields": fields.table(), "places": fields.places(), "causes": fields.causes()}
     return {
-        "architecture.md": drawn,
+        "architecture.md": drawn | {"waits": _waits()},
         "how-it-works/files.md": {"files": _files(MAPPED[:SECOND])},
         "how-it-works/files-beside.md": {"files": _files(MAPPED[SECOND:])},
         "snapshot.md": tables,
@@ -81,10 +86,28 @@ def _command_pages() -> dict[str, dict[str, str]]:
 def _diagrams() -> dict[str, str]:
     """The tables of states as diagrams, by name."""
     return {
-        "record": _diagram(RECORD_NAMES, RECORD_TABLE, without="superseded"),
+        "record": _diagram(RECORD_NAMES, _without_waits(), without="superseded"),
         "epoch": _diagram(EPOCH_NAMES, EPOCH_TABLE),
         "commit": _diagram(COMMIT_NAMES, COMMIT_TABLE),
     }
+
+
+def _without_waits() -> dict[tuple[int, int], str]:
+    """The changes of a record's state without the reasons for which heads wait."""
+    kept = {QUEUED, RETRYING, PARKED}
+    return {edge: why for edge, why in RECORD_TABLE.items() if not set(edge) & {*STALLED} - kept}
+
+
+def _waits() -> str:
+    """The reasons for which the head of a lane waits: how each begins, and what lifts it."""
+    rows = ["| state | place | begins | lifted |", "|---|---|---|---|"]
+    for state in STALLED:
+        begins = "; ".join(
+            dict.fromkeys(why for (_, after), why in RECORD_TABLE.items() if after == state)
+        )
+        lifted = RECORD_TABLE[state, QUEUED]
+        rows.append(f"| {RECORD_NAMES[state]} | `{PLACE_OF_STATE[state]}` | {begins} | {lifted} |")
+    return "\n".join(rows)
 
 
 def _diagram(

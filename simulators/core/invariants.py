@@ -79,10 +79,10 @@ def _check_shelves(partition: Partition, works: list[Work]) -> None:
         shed = work.record.value is None and not work.record.headers
         _need(shed, work, "keeps the bytes that it gave back")
         _need(work in works, work, "is done, and its bytes are waited for")
-        waits = work.state in (states.PARKED, states.RETRYING) or work in lanes.wanted
+        waits = work.state in (*states.REMEMBERED, states.BYTES)
         _need(waits, work, "goes on without its bytes")
-    for work in lanes.wanted:
-        _need(work.state == states.QUEUED and work in bare, work, "is wanted and is here")
+    for work in partition.shelves.wanted:
+        _need(work.state == states.BYTES and work in bare, work, "is wanted and is here")
     if not lanes.shelves:
         return
     tails: dict[LaneKey, int] = {}
@@ -156,8 +156,6 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
     for name, state in (
         ("in_flight", states.RUNNING),
         ("sending", states.SENDING),
-        ("retrying", states.RETRYING),
-        ("parked", states.PARKED),
     ):
         kept = getattr(partition, name)
         if kept != count[state]:
@@ -177,8 +175,16 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
 def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
     lanes = partition.lanes
-    heads = [*lanes.ready, *lanes.far.values(), *lanes.aside.values(), *lanes.unpaid.values()]
-    heads += [work for work in partition.lanes.occupied.values() if work is not None]
+    count = Counter([work.state for work in works])
+    for why in states.STALLED:
+        kept = lanes.waiting[why]
+        name = states.RECORD_NAMES[why]
+        _need(kept == count[why], partition, f"{name}: {kept} wait, counted {count[why]}")
+    far = sorted(work.offset for work in works if work.state == states.ROOM)
+    _need(sorted(lanes.far) == far, partition, "others wait for room than it says")
+    occupied = [work for work in lanes.occupied.values() if work is not None]
+    _need(len(occupied) == count[states.EPOCH], partition, "a head waits for no old call")
+    heads = [*lanes.ready, *(work for work in lanes.turns if work.partition is partition)]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
         if work.state != states.QUEUED:
@@ -202,10 +208,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
 
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
     kept = partition.lanes
-    waiting = {id(w) for w in (*kept.ready, *kept.far.values(), *kept.aside.values())}
-    waiting |= {id(work) for work in kept.unpaid.values()}
-    waiting |= {id(work) for work in kept.occupied.values()}
-    waiting |= {id(work) for work in kept.wanted}
+    waiting = {id(work) for work in (*kept.ready, *kept.turns)}
     heads = []
     for work in works:
         follows_another = id(work) in behind
@@ -214,7 +217,7 @@ def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -
         if not follows_another:
             heads.append(work)
     if partition.handler.exact:  # the lanes of these may have gone on
-        past = (states.PENDING, states.RETRYING, states.PARKED)
+        past = (states.PENDING, *states.REMEMBERED)
         heads = [work for work in heads if work.state not in past]
     lanes = Counter([kept.key_of(work.record) for work in heads])
     if len(lanes) == len(heads):
@@ -250,15 +253,9 @@ def _all_works(state: EngineState, handler: Handler) -> Iterator[Work]:
 
 
 def _check_retries(state: EngineState) -> None:
-    waiting = sum(partition.retrying for partition in state.partitions.values())
-    works = [work for handler in state.handlers for work in _all_works(state, handler)]
-    waiting -= sum(  # for an answer, not for a time
-        work.state == states.RETRYING
-        and work.failure is not None
-        and work.failure.asked
-        and not work.failure.held
-        for work in works
-    )
+    timed = (states.RETRYING, states.HELD)
+    every = [partition.lanes.waiting for partition in state.partitions.values()]
+    waiting = sum(counts[why] for counts in every for why in timed)
     scheduled = state.retries.waiting()
     _need(scheduled == waiting, state.retries, f"{scheduled} scheduled, {waiting} retrying")
     waiting += sum(partition.parked for partition in state.partitions.values())  # for its time
@@ -311,7 +308,7 @@ def _check_budget(state: EngineState, budget: SharedBudget, calls: Sequence[int]
     works = [work for handler in budget.handlers for work in _all_works(state, handler)]
     queued = budget.queued()
     for work in works:
-        if work.partition.lanes.is_unpaid(work) and work not in queued:
+        if work.state == states.BUDGET and work not in queued:
             raise _broken(work, "waits for a budget and stands in no queue of it")
     if calls is None:
         return

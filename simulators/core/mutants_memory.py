@@ -7,6 +7,7 @@ from typing import Any
 
 from perkey.codec import Remembered
 from perkey.core import effects as fx
+from perkey.core import states
 from perkey.core.commands import Commands
 from perkey.core.commits import Commits
 from perkey.core.endings import Endings
@@ -74,7 +75,9 @@ def _tried_again_before_it_is_decided(original: Any) -> Any:
     def ask(self: Endings, work: Work, failure: Any, error: Any) -> None:
         original(self, work, failure, error)
         failure.exhausted_by = ""
+        work.partition.lift(work)
         self._state.retries.add(self._state.now, work)
+        work.partition.wait(work, states.RETRYING)
 
     return ask
 
@@ -87,10 +90,12 @@ def _what_is_decided_is_not_done(original: Any) -> Any:
 @mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED + 834)
 def _an_answer_counts_twice(original: Any) -> Any:
     def decided(self: Endings, answer: Any) -> None:
-        failure = answer.work.failure
-        if failure is not None and failure.decision is not None:
-            answer = answer._replace(number=failure.decision.asked)
+        work = answer.work
         original(self, answer)
+        if work.state == states.RETRYING:  # the first answer was `Retry`
+            work.partition.lift(work)
+            work.partition.wait(work, states.ASKED)
+            original(self, answer)
 
     return decided
 

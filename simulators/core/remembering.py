@@ -152,7 +152,7 @@ def _check_entry(life: Life, one: Remembered, says: Claimed, now: float) -> None
     own = life.own_attempts[offset]
     require(one.attempts == own, "S12", f"{place} failed {own} times, the rider says {one}")
     parked = offset in life.parked
-    given_up_next = parked and one.exhausted_by  # when its turn comes
+    given_up_next = parked and bool(one.exhausted_by)  # when its turn comes
     known = one.parked == parked or offset in life.came_spent or offset == life.relieved
     known = known or given_up_next
     require(known, "S12", f"{place} is {'' if parked else 'not '}parked, the rider says {one}")

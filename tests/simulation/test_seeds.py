@@ -134,6 +134,8 @@ def test_ten_thousand_new_seeds():
     totals = run(new_seeds(profiles.SHARED - 10_000), 10_000, jobs=2)
     assert {fault: totals.stats[fault] for fault in FAULTS if totals.stats[fault] < 20} == {}
     totals.add(run(profiles.BOTH + new_seeds(profiles.WIDTH - 500), 500, jobs=2))
+    for profile in (profiles.AWAY, profiles.BUDGETED, profiles.PARKED, profiles.DECIDED):
+        totals.add(run(profile + new_seeds(profiles.WIDTH - 100), 100, jobs=2))
     assert totals.missing() == []  # BOTH meets in one life of 25 what others do in one of 10,000
     assert totals.transitions.keys() <= every_edge()
 

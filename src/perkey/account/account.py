@@ -93,7 +93,7 @@ HALTS = (
     ),
 )
 
-#: The place of a record in each state; queued records are classified by where they wait.
+#: The place of a record in each state; queued ones are ready, in an open batch, or behind another.
 PLACE_OF_STATE = {
     states.MARKING: "marking",
     states.RUNNING: "running",
@@ -102,6 +102,13 @@ PLACE_OF_STATE = {
     states.PENDING: "pending",
     states.RETRYING: "retrying",
     states.PARKED: "parked",
+    states.HELD: "on_hold",
+    states.ASKED: "retrying",
+    states.ROOM: "past_map",
+    states.OUTAGE: "outage",
+    states.BUDGET: "budget",
+    states.EPOCH: "held",
+    states.BYTES: "fetching",
 }
 
 
@@ -156,7 +163,7 @@ _plain = attrgetter(
     "commit.map_limit", "reach.taken", "reach.edge", "memory.shed", "gate.reasons",
     "intake_paused",
 )  # fmt: skip
-_counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
+_counts = attrgetter("in_flight", "sending")
 #: partitions and records per slice: other threads get the door between two slices
 SLICE_PARTITIONS = 250
 #: most values of one handler that are listed
@@ -324,10 +331,7 @@ def copies(
             _plain(p),
             _counts(p),
             len(p.lanes.ready),
-            len(p.lanes.far),
-            len(p.lanes.wanted),
-            len(p.lanes.aside),
-            len(p.lanes.unpaid),
+            tuple(p.lanes.waiting),
             len(p.commit.claims),
             len(p.offsets.incomplete),
             len(p.offsets.expected) + p.offsets.shelved,
@@ -339,12 +343,6 @@ def copies(
                 {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
                 gathered[p] if gathered else 0,
                 not_begun[p] if not_begun else 0,
-                sum(
-                    head is not None and head.state == states.QUEUED
-                    for head in p.lanes.occupied.values()
-                )
-                if p.lanes.occupied
-                else 0,
             ),
         )
         for p in partitions
@@ -371,40 +369,32 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from sums that the engine keeps."""
-    plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
-    held, shelved, gathered, not_begun, heads = ends
+    plain, (running, sending), ready, waits, claims, *offsets, ends = copy
+    held, shelved, gathered, not_begun = ends
     not_done, not_fetched, *_, marked = offsets
-    running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
     marks = claims if delivery == AT_MOST_ONCE else 0
     pending = claims if plain[3].exact else 0
-    elsewhere = claims + running - len(marked) + sending + retrying + parked
-    waiting = not_done - not_fetched - elsewhere
-    places = {
+    elsewhere = claims + running - len(marked) + sending + sum(waits) + ready + gathered
+    places = dict.fromkeys((place.name for place in PLACES), 0) | {
         "ready": ready,
         "gathering": gathered,
-        "behind": waiting - ready - gathered - far - wanted - aside - unpaid - heads,
-        "past_map": far,
-        "fetching": wanted,
-        "outage": aside,
-        "budget": unpaid,
-        "held": heads,
+        "behind": not_done - not_fetched - elsewhere,
         "marking": marks,
         "not_begun": not_begun,
         "running": running - not_begun,
         "sending": sending,
         "committing": claims - marks - pending,
         "pending": pending,
-        "retrying": retrying - on_hold,
-        "on_hold": on_hold,
-        "parked": parked,
     }
+    for why in states.STALLED:
+        places[PLACE_OF_STATE[why]] += waits[why]
     return Part._make((*plain, places, *offsets, held, shelved))
 
 
 def is_held(work: Work) -> bool:
     """Held by a command; such a record waits like one before its next attempt."""
-    return work.state == states.RETRYING and work.failure is not None and work.failure.held
+    return work.state == states.HELD
 
 
 def place_of(work: Work, gathered: set[Work]) -> str:
@@ -412,8 +402,6 @@ def place_of(work: Work, gathered: set[Work]) -> str:
     partition = work.partition
     if partition.handler.slots.waits(work):
         return "not_begun"
-    if is_held(work):
-        return "on_hold"
     found = PLACE_OF_STATE.get(work.state)
     if found is not None:
         return found
@@ -421,12 +409,4 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "gathering"
     if work in partition.lanes.ready:
         return "ready"
-    if partition.lanes.far.get(work.record.offset) is work:
-        return "past_map"
-    if work in partition.lanes.wanted:
-        return "fetching"
-    if partition.lanes.is_aside(work):
-        return "outage"
-    if partition.lanes.is_unpaid(work):
-        return "budget"
-    return "held" if any(head is work for head in partition.lanes.occupied.values()) else "behind"
+    return "behind"

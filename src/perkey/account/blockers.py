@@ -51,7 +51,11 @@ def blockers(account: Account, parts: Iterable[Part], limit: int = BLOCKERS_MAX)
 def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     """Records that have left their queue, and the record at the frontier wherever it is."""
     works = part.works
-    out = [(at, work) for at, work in enumerate(works) if work is not None and work.state]
+    out = [
+        (at, work)
+        for at, work in enumerate(works)
+        if work is not None and work.state not in states.UNSTARTED
+    ]
     to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.offset)
     behind = _behind([work for _, work in out])
     for at, work in out:
@@ -67,20 +71,12 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     if works and (first := works[0]) is None:
         offset = part.unfetched[0]
         yield Blocker(part, offset, None, "unfetched", 0, _beyond(part, offset, 0, to_top))
-    elif works and first is not None and first.state == states.QUEUED:
+    elif works and first is not None and first.state in states.UNSTARTED:
         offset = first.record.offset
         beyond = _beyond(part, offset, 0, to_top)
         # The frontier's record is the first of its lane, so its place is where it waits itself
-        if first in first.partition.lanes.wanted:
-            where = "fetching"
-        elif first in account.gathering:
-            where = "gathering"
-        elif first.partition.lanes.is_aside(first):
-            where = "outage"
-        elif first.partition.lanes.is_unpaid(first):
-            where = "budget"
-        else:
-            where = "held" if any(head is first for head in part.held.values()) else "ready"
+        ready = "gathering" if first in account.gathering else "ready"
+        where = PLACE_OF_STATE.get(first.state, ready)
         yield Blocker(part, offset, first, where, waiting_behind(first), beyond)
 
 
@@ -93,7 +89,7 @@ def _place(part: Part, work: Work) -> str | None:
     """The place of a record that has left its queue; None if it is done by now."""
     if part.handler.slots.waits(work):
         return "not_begun"
-    return "on_hold" if is_held(work) else PLACE_OF_STATE.get(work.state)
+    return PLACE_OF_STATE.get(work.state)
 
 
 def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
@@ -155,9 +151,9 @@ def waiting(
 def since_of(work: Work) -> float | None:
     """Since when it is in its place, on the engine's clock; None if it never started."""
     failure = work.failure
-    if work.state in (states.RETRYING, states.PARKED) and failure is not None:
+    if work.state in states.REMEMBERED and failure is not None:
         return failure.noted_at
-    return None if work.state == states.QUEUED else getattr(work, "since", None)
+    return None if work.state in states.UNSTARTED else getattr(work, "since", None)
 
 
 def blocker_row(one: Blocker, at: float, epoch_s: float) -> dict[str, Any]:
@@ -211,7 +207,7 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "attempts_max": None if allowed is None else allowed + free,
         "timeout_s": spec.timeout_s if work is None else work.partition.handler.timeout_s,
         "due_in_s": None
-        if failure is None or work is None or work.state != states.RETRYING or failure.asked
+        if failure is None or work is None or work.state not in (states.RETRYING, states.HELD)
         else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
         "story": [

@@ -26,7 +26,7 @@ class Undone(NamedTuple):
 
     record: Record
     handler: str
-    #: one of `perkey.core.states.RECORD_NAMES`, or "held" (by a command)
+    #: one of `perkey.core.states.SHOWN_NAMES`
     state: str
     attempts: int
     error: ErrorInfo | None
@@ -166,7 +166,7 @@ def _undone(work: Work) -> Undone:
     return Undone(
         work.record,
         spec.name,
-        "held" if failure is not None and failure.held else states.RECORD_NAMES[work.state],
+        states.SHOWN_NAMES[work.state],
         0 if failure is None else failure.attempts,
         None if failure is None else failure.error,
         work in work.partition.shelves.bare,

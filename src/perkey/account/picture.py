@@ -32,7 +32,6 @@ CELLS = {
 }
 _RANK = {letter: rank for rank, letter in enumerate(CELLS)}
 _LETTERS = {
-    states.QUEUED: "q",
     states.MARKING: "q",
     states.RUNNING: "r",
     states.SENDING: "b",
@@ -40,6 +39,9 @@ _LETTERS = {
     states.PENDING: "b",
     states.RETRYING: "f",
     states.PARKED: "p",
+    states.HELD: "f",
+    states.ASKED: "f",
+    **dict.fromkeys(states.UNSTARTED, "q"),
 }
 
 #: per cell of a partition that has not been read

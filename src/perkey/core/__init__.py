@@ -8,6 +8,7 @@ Every module from the ground up; one imports only those of lower floors (types a
     1  buckets       token buckets
     1  gates         why a member, a handler or a partition starts no calls
     2  work          one record on its way, and its failures
+    2  relief        parked records that go to the dead-letter topic
     2  portions      what goes into one transaction
     3  offsets       which offsets are done, and which may start
     3  lanes         who waits behind whom
@@ -17,7 +18,6 @@ Every module from the ground up; one imports only those of lower floors (types a
     3  commands      hold, release, retry, skip
     4  scheduling    what starts, what is fetched, what is paused
     4  memory        what is kept of records that wait for long
-    4  relief        parked records that go to the dead-letter topic
     5  partition     one epoch: its offsets, lanes and commit
     5  commits       what is committed, and when
     6  delivery      the rules of each delivery mode

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from perkey.core.buckets import ROUNDING, Bucket
 from perkey.core.events import DELAY_MAX_S
+from perkey.core.states import BUDGET
 from perkey.core.work import UNTAGGED, Tags
 
 if TYPE_CHECKING:
@@ -121,9 +122,7 @@ class SharedBudget:
             partition = rotation.popleft()
             partition.listed = False
             if not partition.gate.reasons:
-                lanes = partition.lanes
-                for work in lanes.take(len(lanes.ready)):
-                    lanes.unpaid[work.offset] = work
+                for work in partition.lanes.take_for_budget():
                     tenant = self._tenant(_tags(work).budget)
                     line = tenant.lines.get(handler)
                     if line is None:
@@ -176,15 +175,15 @@ class SharedBudget:
         while line:
             partition, queue = next(iter(line.items()))
             lanes = partition.lanes
-            while queue and not lanes.is_unpaid(queue[0]):
+            while queue and queue[0].state != BUDGET:
                 queue.popleft()  # skipped by a command, or its epoch has ended
             if queue and not partition.gate.reasons:
                 return queue[0]
             del line[partition]
             back = []
             for work in queue:  # one that a command took out and let in again is twice in it
-                if lanes.is_unpaid(work):
-                    del lanes.unpaid[work.offset]
+                if work.state == BUDGET:
+                    partition.lift(work)
                     back.append(work)
             lanes.put_back(back)
             handler.enlist(partition)
@@ -245,7 +244,7 @@ class SharedBudget:
                 break
             some = works.setdefault(handler, [])
             partition, line = work.partition, tenant.lines[handler]
-            del partition.lanes.unpaid[work.offset]
+            partition.lanes.paid(work)
             queue = line.pop(partition)
             queue.popleft()
             if queue:

@@ -7,7 +7,7 @@ end time, a skip its offset, and a record that does not wait can neither be rele
 dry command runs the same code up to the first change, so it has the same answer.
 
 **Holds.** `Partition.holds` has those of lanes and, by offset, of single records. A held record
-waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. It is looked at
+waits, HELD, until the hold is over. It is looked at
 when its turn comes (`Endings.turn_comes`); later ones of its lane wait behind it. So the hot paths
 do not know of holds. As for a parked lane, only offsets are kept of a held one (memory.py).
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import AT_MOST_ONCE, HOLD_MAX_S, KEY
-from perkey.core.states import RECORD_NAMES
+from perkey.core.states import SHOWN_NAMES
 from perkey.core.work import Failure, HeldBy, Work
 from perkey.types import ErrorInfo
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 # -- holds -----------------------------------------------------------------------------------------
 
 
-def hold(state: EngineState, work: Work, by: HeldBy) -> None:
+def wait_held(state: EngineState, work: Work, by: HeldBy) -> None:
     """The turn of a queued record has come, and it is held: it waits for the end of the hold."""
     failure = _failure_of(state, work)
     until = max(by.until, failure.own_due)  # its own delay is not shortened
     failure.held_by = by
     failure.note(state.now, f"held for {until - state.now:.0f} s")
     state.retries.add(until, work)
-    work.partition.retry(work, held=True)
+    work.partition.wait(work, states.HELD)
     state.put_away(work)
 
 
@@ -98,14 +98,14 @@ class Commands:
         target, by = command.target, self._held_by(command)
         of_lane = target.key is not None and target.offset is None and command.action != "skip"
         refused = bool(rows) and all(row.outcome == "refused" for row in rows)
-        if not of_lane or refused or command.dry:
+        if not of_lane or refused or command.dry_run:
             return
         assert target.key is not None
         place = (target.topic, target.partition, target.key)
         if command.action != "hold":
             self._state.desired.let_go(place)
         elif by.until > self._state.now:
-            self._state.desired.hold(place, by)
+            self._state.desired.hold_lane(place, by)
 
     def _held_by(self, command: Command) -> HeldBy:
         until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)
@@ -125,7 +125,7 @@ class Commands:
             first = next(self._of_lane(partition, target.key), None)
             if first is None:
                 return _row(partition, command, "not here", "it has no record here")
-            if command.dry:
+            if command.dry_run:
                 return self._skip(partition, command, first)
             # Name the record that would be skipped: sent again, the command would skip another one
             what = "name one record of it: the next owner would skip another one"
@@ -140,37 +140,37 @@ class Commands:
         by = self._held_by(command)
         if by.until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
-        if not command.dry:
+        if not command.dry_run:
             partition.set_hold(key, by)
         waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
         if not waiting:
             return _row(partition, command, "held", "nothing of it waits now")
         # The record that the hold concerns now: not one that the lane has passed
         first = next((work for work in waiting if not _left_lane(work)), waiting[0])
-        return self._hold(partition, command, first)
+        return self._hold_record(partition, command, first)
 
     def _release_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         """End its hold, and let its first record proceed: a parked, failed or held one."""
         works = list(self._of_lane(partition, key))
         own = [work.offset for work in works if work.offset in partition.holds]
         held = key in partition.holds or own
-        if not command.dry:
+        if not command.dry_run:
             partition.memory.release(key)
             partition.end_holds([key, *own])
         first = works[0] if works else None
-        if first is None or first.state not in (states.RETRYING, states.PARKED):
-            waiting = next((work for work in works if _held(work)), None)
+        if first is None or first.state not in states.REMEMBERED:
+            waiting = next((work for work in works if work.state == states.HELD), None)
             if waiting is None:
                 released = held and (command.action == "release" or own)
                 what = "released" if released else "unchanged"
                 offset = own[0] if own else -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
-        for later in () if command.dry else works:
-            if later is not first and _held(later):  # held as well, with the batch that they share
+        for later in () if command.dry_run else works:
+            if later is not first and later.state == states.HELD:
                 assert later.failure is not None
                 later.failure.own_due = self._state.now
-                self._state.retries.add(self._state.now, later)
+                self._try_now(later)
         return self._proceed(partition, command, first)
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
@@ -210,17 +210,17 @@ class Commands:
             by = self._held_by(command)
             if by.until <= self._state.now:
                 return _row(partition, command, "unchanged", "the hold is over already")
-            row = self._hold(partition, command, work, dry=True)
-            if row.outcome == "held" and not command.dry and work.state != states.PARKED:
+            row = self._hold_record(partition, command, work, dry_run=True)
+            if row.outcome == "held" and not command.dry_run and work.state != states.PARKED:
                 partition.set_hold(offset, by)
-                row = self._hold(partition, command, work)
+                row = self._hold_record(partition, command, work)
             return row
         return self._proceed(partition, command, work)
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """A record that is only remembered, or not fetched at all yet."""
         memory = partition.memory
-        known = memory.waits_for if command.dry else partition.start_over
+        known = memory.waits_for if command.dry_run else partition.start_over
         if command.action in ("release", "retry") and known(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
         if what := _past_end(partition, offset):
@@ -231,32 +231,36 @@ class Commands:
             return _refused(partition, command, what, offset)
         return _refused(partition, command, "it is not fetched yet: ask again in a moment")
 
-    def _hold(
-        self, partition: Partition, command: Command, work: Work, *, dry: bool = False
+    def _hold_record(
+        self, partition: Partition, command: Command, work: Work, *, dry_run: bool = False
     ) -> fx.Obeyed:
         """A record is held, by itself or with its lane, or will be when its turn comes."""
         offset = work.record.offset
         if work.state == states.PARKED:
             return _row(partition, command, "held", "it is parked", offset)
         if work.state not in states.WAITING:
-            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
+            return _refused(partition, command, _UNDER_WAY.format(SHOWN_NAMES[work.state]), offset)
         by = partition.held_by(work, self._state.now)
-        if by is None or command.dry or dry:
+        if by is None or command.dry_run or dry_run:
             return _row(partition, command, "held", command.reason, offset)
-        if work.state == states.RETRYING:
-            partition.retried(work)
-            hold(self._state, work, by)
+        if work.state in states.REMEMBERED:
+            partition.lift(work)
+            wait_held(self._state, work, by)
         elif self._take_out(work):
-            hold(self._state, work, by)
-        elif not partition.memory.hold(offset, by.until + self._state.wall_s):
+            wait_held(self._state, work, by)
+        elif not partition.memory.hold_until(offset, by.until + self._state.wall_s):
             _failure_of(self._state, work).held_by = by  # behind another one: for the next commit
             partition.remember(work)
         return _row(partition, command, "held", command.reason, offset)
 
     def _take_out(self, work: Work) -> bool:
         """Remove a queued record from where it would start; False if it is behind another one."""
-        lanes, shelves = work.partition.lanes, work.partition.shelves
-        return shelves.want(work, on=False) or lanes.take_out(work) or self._batching.take_out(work)
+        if work.state == states.EPOCH:
+            return False
+        if work.state in states.STALLED:
+            work.partition.lift(work)
+            return True
+        return work.partition.lanes.take_out(work) or self._batching.take_out(work)
 
     def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
@@ -268,33 +272,42 @@ class Commands:
         own = lane is partition.holds.get(offset)
         if named and not own and lane is not None and lane.until > self._state.now:
             return _refused(partition, command, HELD, offset)
-        if work.state == states.PARKED and command.dry:
+        if work.state == states.PARKED and command.dry_run:
             return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:
             self._endings.release(work, command.reason)
             return _row(partition, command, "released", command.reason, offset)
-        if work.state != states.RETRYING and self._is_known(partition, command, offset):
+        waits = work.state in states.REMEMBERED
+        if not waits and self._would_wait(partition, command, offset):
             return _row(partition, command, "released", "it starts when its turn comes", offset)
-        if work.state != states.RETRYING:
-            what = f"it is {RECORD_NAMES[work.state]}: it waits for nothing that is to be released"
+        if not waits:
+            what = f"it is {SHOWN_NAMES[work.state]}: it waits for nothing that is to be released"
             return _row(partition, command, "unchanged", what, offset)
         assert failure is not None
-        what = "released" if failure.held or failure.exhausted_by else "retried"
-        if command.dry:
+        what = "released" if work.state == states.HELD or failure.exhausted_by else "retried"
+        if command.dry_run:
             return _row(partition, command, what, command.reason, offset)
         if failure.exhausted_by:  # since before it came here: its policy has not been applied yet
             self._endings.start_over(work, failure, command.reason)
         partition.end_holds([offset])  # a later hold of its lane must not be shortened by it
         failure.own_due = self._state.now
-        self._state.retries.add(self._state.now, work)
+        self._try_now(work)
         return _row(partition, command, what, command.reason, offset)
 
-    def _is_known(self, partition: Partition, command: Command, offset: int) -> bool:
+    def _try_now(self, work: Work) -> None:
+        """It waits no longer, unless its batch still runs a later one of its lane."""
+        work.partition.lift(work)
+        self._state.retries.add(self._state.now, work)
+        work.partition.wait(work, states.RETRYING)
+
+    def _would_wait(self, partition: Partition, command: Command, offset: int) -> bool:
         """Whether it would wait when its turn comes; if so, it will not, unless this is dry."""
-        if command.dry:
-            return offset in partition.holds or partition.memory.waits_for(offset)
-        held = partition.end_holds([offset])
-        return partition.start_over(offset) or held
+        spec = partition.handler.spec
+        waits = offset in partition.holds or partition.memory.puts_off(offset, spec)
+        if waits and not command.dry_run:
+            partition.end_holds([offset])
+            partition.memory.let_go(offset, spec)
+        return waits
 
     def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
@@ -302,7 +315,7 @@ class Commands:
             what = "this member is about to leave: ask the next owner"
             return _refused(partition, command, what, offset)
         if work.state not in states.WAITING:
-            return _refused(partition, command, _UNDER_WAY.format(RECORD_NAMES[work.state]), offset)
+            return _refused(partition, command, _UNDER_WAY.format(SHOWN_NAMES[work.state]), offset)
         key = partition.lanes.key_of(work.record)
         first = next(self._of_lane(partition, key), work)
         if first is not work:
@@ -312,7 +325,7 @@ class Commands:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
             return _refused(partition, command, what, offset)
         row = _row(partition, command, "skipped", command.reason, offset)
-        if command.dry:
+        if command.dry_run:
             return row
         self._skip_head(partition, work, command.reason)
         partition.commit.answer_later(command, row)
@@ -320,12 +333,7 @@ class Commands:
 
     def _skip_head(self, partition: Partition, work: Work, reason: str) -> None:
         state = self._state
-        if work.state == states.PARKED:
-            partition.unpark(work)
-        elif work.state == states.RETRYING:
-            partition.retried(work)
-        else:
-            self._take_out(work)
+        self._take_out(work)
         partition.end_holds([work.offset])
         failure = work.failure = work.failure or Failure(state.texts)
         partition.shelves.drop(work)
@@ -374,10 +382,6 @@ def _in_turn(lane: list[Work]) -> list[Work]:
 def _left_lane(work: Work) -> bool:
     """Whether its lane has continued past it (exactly_once)."""
     return work.failure is not None and work.failure.left_lane
-
-
-def _held(work: Work) -> bool:
-    return work.state == states.RETRYING and work.failure is not None and work.failure.held
 
 
 def _refused(partition: Partition, command: Command, why: str, offset: int = -1) -> fx.Obeyed:

@@ -212,7 +212,7 @@ class AtMostOnce(AtLeastOnce):
             if partition.held_by(head, self._state.now) is None:
                 partition.handler.put_far(head)
             else:
-                partition.lanes.up.append(head)
+                partition.lanes.turn(head)
         return best
 
     def closing(self, partitions: Iterable[Partition]) -> None:

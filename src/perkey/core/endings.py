@@ -16,7 +16,7 @@ Theory of operation. A call that ended is one of four things::
 - A batch that failed as a whole costs no record an attempt: `_split` tries it again in halves.
 - Of an epoch that has ended everything is counted and dropped (`_late`).
 - When its turn comes, what is known of a record is looked at (`turn_comes`): what the commit
-  remembers (`_restore`), a hold of its lane, bytes that were given back. It may have to wait.
+  remembers (`_restored`), a hold, bytes that are not kept, its attempts, its delay. So it may wait.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING
 from perkey.codec import Remembered
 from perkey.core import effects as fx
 from perkey.core import states
-from perkey.core.commands import hold
+from perkey.core.commands import wait_held
 from perkey.core.events import Failed, Returned
 from perkey.core.lanes import unfollow
-from perkey.core.memory import longest_s
+from perkey.core.memory import longest_s, used_up_by
 from perkey.core.partition import plain_done
 from perkey.core.retries import batch_delay_s, retry_delay_s
 from perkey.core.work import USED_UP, Decision, Failure, HeldBy
-from perkey.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
+from perkey.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip
 from perkey.types import LETTER_REFUSED, ErrorInfo, Sent
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class Endings:
         work.partition.handler.retries += 1
         if not self._is_behind(work, failure):
             self._state.retries.add(failure.own_due, work)
-            work.partition.retry(work)
+            work.partition.wait(work, states.RETRYING)
 
     def _is_behind(self, work: Work, failure: Failure) -> bool:
         """Another record of its lane and batch goes first: what is next is seen at its turn."""
@@ -328,8 +328,8 @@ class Endings:
         """It waits for its next attempt in its lane, at the head or behind an earlier record."""
         work.try_again(failure)
         work.partition.charge_failure(work, failure)
-        if work.state == states.RETRYING:
-            work.partition.retried(work)
+        if work.state in states.STALLED:
+            work.partition.lift(work)
         else:
             work.move(states.QUEUED)
 
@@ -356,39 +356,37 @@ class Endings:
         exhausted = failure is not None and failure.exhausted_by
         held = None if exhausted else partition.held_by(work, self._state.now)
         if held is not None:
-            hold(self._state, work, held)
+            wait_held(self._state, work, held)
         elif failure is None:
-            partition.lanes.ready.append(work)
-            partition.handler.enlist(partition)
+            partition.make_ready(work)
         else:
             self._continue(work, failure)
 
     def _continue(self, work: Work, failure: Failure) -> None:
         """Nothing else keeps a record that has failed waiting; maybe its own delay does."""
         partition = work.partition
-        if partition.shelves.want(work):
-            return
-        if failure.exhausted_by:  # since before it came here, or its turn came
+        if work in partition.shelves.bare:
+            partition.wait(work, states.BYTES)
+        elif failure.exhausted_by:  # since before it came here, or its turn came
             if failure.error is None:
                 failure.replace(USED_UP)
             self._exhausted(work, failure, failure.error or USED_UP)
         elif failure.own_due > self._state.now:  # since before its turn came
             self._state.retries.add(failure.own_due, work)
-            partition.retry(work)
-        else:
-            if failure.left_lane:
-                failure.left_lane = False
-                partition.lanes.rejoin(work)
-            else:
-                partition.lanes.ready.append(work)
+            partition.wait(work, states.RETRYING)
+        elif failure.left_lane:
+            failure.left_lane = False
+            partition.lanes.rejoin(work)
             partition.handler.enlist(partition)
+        else:
+            partition.make_ready(work)
 
     def release(self, work: Work, why: str) -> None:
         """A parked record's attempts start over."""
         failure = work.failure
         assert failure is not None
         self.start_over(work, failure, why)
-        work.partition.unpark(work)
+        work.partition.lift(work)
         self.turn_comes(work)
 
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
@@ -426,19 +424,18 @@ class Endings:
         failure.due = failure.own_due = self._state.now
         self._state.emit(fx.AskExhausted(work, decision.asked, work.record, error))
         work.shed()
-        work.partition.retry(work)
+        work.partition.wait(work, states.ASKED)
 
     def decided(self, answer: Decided) -> None:
         """The function has returned; an answer that no record waits for any more is dropped."""
         work, outcome, error = answer.work, answer.outcome, answer.error
         failure = work.failure
         decision = None if failure is None else failure.decision
-        if work.state != states.RETRYING or failure is None or decision is None:
+        if work.state != states.ASKED or failure is None or decision is None:
+            return  # held: called again after the hold
+        if decision.asked != answer.number:
             return
-        if decision.asked != answer.number or failure.held:  # held: called again after the hold
-            return
-        decision.asked = 0
-        work.partition.retried(work)
+        work.partition.lift(work)
         decision.retries += isinstance(outcome, Retry)
         if isinstance(outcome, Retry) and decision.retries > DECIDED_RETRIES_MAX:
             what = f"on_exhausted returned Retry more than {DECIDED_RETRIES_MAX} times"
@@ -495,8 +492,8 @@ class Endings:
         failure.keep(ErrorInfo(error.type, f"{LETTER_REFUSED}{error.message[:200]}{of_record}"))
         failure.note(self._state.now, f"{LETTER_REFUSED}{error.message[:200]}")
         policy = work.given_up_by
-        timed = isinstance(policy, Park) and policy.after_s is not None
-        self._park(work, failure, due=failure.parked_until if timed else None)
+        has_end = isinstance(policy, Park) and policy.after_s is not None
+        self._park(work, failure, due=failure.parked_until if has_end else None)
 
     def _park(
         self,
@@ -508,7 +505,7 @@ class Endings:
     ) -> None:
         """`due`: when it is given up, if that was set before."""
         self._set_release(work, failure, due)
-        work.partition.park(work)
+        work.partition.wait(work, states.PARKED)
         work.partition.handler.parked += 1
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
@@ -521,15 +518,15 @@ class Endings:
         failure.given_up = "dead_lettered"
         failure.exhausted_by = failure.exhausted_by or "policy"
         failure.note(self._state.now, f"given up: {why}")
-        work.partition.unpark(work)
+        work.partition.lift(work)
         self.turn_comes(work)
 
     def lost(self, work: Work) -> None:
         """A released record no longer exists in the log: it counts as skipped."""
         partition, failure = work.partition, work.failure
         assert failure is not None
-        if work.state == states.RETRYING:
-            partition.retried(work)
+        if work.state in states.STALLED:
+            partition.lift(work)
         partition.shelves.drop(work)
         failure.given_up = "skipped"
         failure.note(self._state.now, "it is not in the log any more")
@@ -568,19 +565,14 @@ class Endings:
         if known.until_s is not None:  # a commit may not delay a record longer than its cause could
             until = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
         released_at, policy = self._released_at(work, until), work.parked_by
-        timed = policy is not None and policy.after_s is not None
-        if known.parked and released_at is not None and released_at <= now and not timed:
+        has_end = policy is not None and policy.after_s is not None
+        if known.parked and released_at is not None and released_at <= now and not has_end:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
-        failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by
+        failure.known_hash = known.error
+        failure.exhausted_by = used_up_by(known, partition.handler.spec)
         failure.note(now, f"{known.attempts} failed attempts before epoch {partition.epoch}")
         partition.memory.keep(work)
-        spec = partition.handler.spec
-        allowed = spec.retry.attempts
-        if isinstance(spec.on_exhausted, Stop) and not known.parked:
-            failure.exhausted_by = ""  # after a fix and a restart it must be tried again
-        elif not known.parked and allowed is not None and known.attempts >= allowed:
-            failure.exhausted_by = failure.exhausted_by or "attempts"
         due = now if until is None else until
         held = known.held and due > now
         partition.charge_failure(work, failure)
@@ -588,14 +580,14 @@ class Endings:
             return False
         if known.parked:
             self._set_release(work, failure, until)
-            partition.park(work)
+            partition.wait(work, states.PARKED)
         else:
             failure.own_due = now if held else due
             if held:
                 partition.set_hold(work.offset, HeldBy(due))
             # An exhausted record is given up immediately, unless it is held.
             self._state.retries.add(now if failure.exhausted_by and not held else due, work)
-            partition.retry(work, held=held)
+            partition.wait(work, states.HELD if held else states.RETRYING)
         if known.parked or held:
             self._state.put_away(work)
         return True

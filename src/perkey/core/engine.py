@@ -493,9 +493,9 @@ class Engine:
         if state.stop_mode == "buffered" and not busy:  # something can still be finished
             busy = self._batching.waiting() or any(
                 partition.lanes.ready
-                or partition.lanes.aside
-                or partition.lanes.unpaid
                 or partition.retrying
+                or partition.lanes.waiting[states.OUTAGE]
+                or partition.lanes.waiting[states.BUDGET]
                 for partition in state.partitions.values()
                 if not partition.gate.reasons
             )

@@ -270,4 +270,4 @@ class Command(NamedTuple):
     #: the sender's name, as given
     claimed_by: str = ""
     #: a dry run: only the answer, nothing changes
-    dry: bool = False
+    dry_run: bool = False

@@ -5,17 +5,15 @@ in `tails`. Only the head may be anywhere but in the chain::
 
     head ──next──► work ──next──► work        tails[key] = the last one
       │
-      ├ ready    may start, oldest first              ├ occupied   an old epoch's attempt runs
-      ├ far      the offset map has no room for it    │
-      ├ aside    an outage (`hold=`)                  └ or it has started: see its state
-      └ unpaid   its budget lets others start first
+      ├ in `ready`: nothing keeps it waiting; oldest first
+      ├ it waits for one reason, its state (states.py): the owner of the reason has it in a queue
+      └ or it has started: see its state
 
 Invariants (`simulators/core/invariants.py` recounts them):
 
-1. A queued head is in exactly one of `ready`, `far`, `aside`, `unpaid`, `occupied` or an open batch
-   (batching.py), and no other record of its lane is in any: that is the key order.
-2. `ready`, `far`, `aside` and `unpaid` hold queued records only; in `occupied` a lane may wait
-   without a head.
+1. A queued head is in exactly one of `ready`, `turns` or an open batch (batching.py), any other
+   waits for one reason, and no other record of its lane is in any of them: that is the key order.
+2. `waiting` counts the heads that wait; in `occupied` a lane may wait without a head.
 3. A record without a key, or with ordering="unordered", is a separate lane and in no `tails`.
 4. In a batch call several records of a lane run together; `Call.order` has each one's predecessor,
    and the lane continues past the last of them (`_skip_finished`).
@@ -68,13 +66,10 @@ class Lanes:
     _far_order: list[int] = field(default_factory=list)
     #: parked or held lanes, present or former, with records that are kept as offsets (memory.py)
     shelves: dict[LaneKey, Shelf] = field(default_factory=dict)
-    #: of these: released heads without their bytes, and lanes whose chain is at its end
-    wanted: dict[Work, None] = field(default_factory=dict)
+    #: of these, lanes whose chain is at its end
     dry: dict[LaneKey, None] = field(default_factory=dict)
-    #: ready, but in an outage (retries.py), by offset
-    aside: dict[int, Work] = field(default_factory=dict)
-    #: ready, and in a queue of its handler's budget (budgets.py), by offset
-    unpaid: dict[int, Work] = field(default_factory=dict)
+    #: how many heads wait, by the reason, which is their state
+    waiting: list[int] = field(default_factory=lambda: [0] * len(states.RECORD_NAMES))
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
@@ -126,7 +121,7 @@ class Lanes:
         if not isinstance(key, int):
             self._append(key, work)
         elif key in self.occupied:  # a separate lane: not in `tails`
-            self.occupied[key] = work
+            self._occupy(key, work)
         else:
             self.up.append(work)
 
@@ -138,9 +133,15 @@ class Lanes:
             if tail.charge is not None:
                 self._charge(work, tail.charge)
         elif key in self.occupied:
-            self.occupied[key] = work
+            self._occupy(key, work)
         else:
             self.up.append(work)
+
+    def _occupy(self, key: LaneKey, work: Work) -> None:
+        """An attempt of an earlier epoch still runs in this lane."""
+        self.occupied[key] = work
+        self.waiting[states.EPOCH] += 1
+        work.move(states.EPOCH)
 
     def rejoin(self, work: Work) -> None:
         """The lane has continued past this record (exactly_once): it goes to the lane's end."""
@@ -156,18 +157,34 @@ class Lanes:
 
     # -- leaving -----------------------------------------------------------------------------------
 
+    def may_start(self, work: Work) -> None:
+        """Nothing keeps this head waiting."""
+        self.ready.append(work)
+
+    def turn(self, work: Work) -> None:
+        """The turn of this head comes, or comes again."""
+        self.up.append(work)
+
     def take(self, most: int) -> list[Work]:
         """Up to `most` ready heads, oldest first."""
         ready = self.ready
         return list(map(deque.popleft, repeat(ready, min(most, len(ready)))))
 
+    def take_for_budget(self) -> list[Work]:
+        """All ready heads: they wait for their budget; as `Partition.wait`, without calls."""
+        works = self.take(len(self.ready))
+        self.waiting[states.BUDGET] += len(works)
+        for work in works:
+            work.state = states.BUDGET
+        return works
+
+    def paid(self, work: Work) -> None:
+        """The budget lets it start."""
+        self.waiting[states.BUDGET] -= 1
+        work.state = states.QUEUED
+
     def take_out(self, work: Work) -> bool:
         """Remove a queued head from where it waits for its start; False if it is not there."""
-        offset = work.offset
-        for place in (self.far, self.aside, self.unpaid):
-            if place.get(offset) is work:
-                del place[offset]
-                return True
         for queue in (self.ready, self.up):
             if work in queue:
                 queue.remove(work)
@@ -237,16 +254,19 @@ class Lanes:
         head = self.occupied.pop(key, None)
         if head is None:
             return False
+        self.waiting[states.EPOCH] -= 1
+        head.move(states.QUEUED)
         self.up.append(head)
         return True
 
     def clear(self) -> None:
         """The epoch ended."""
-        for waiting in (
-            self.tails, self.ready, self.far, self.aside, self.unpaid, self._far_order,
-            self.occupied, self.shelves, self.wanted, self.dry,
+        for place in (
+            self.tails, self.ready, self.far, self._far_order, self.occupied, self.shelves,
+            self.dry,
         ):  # fmt: skip
-            waiting.clear()
+            place.clear()
+        self.waiting = [0] * len(self.waiting)
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 
@@ -266,30 +286,6 @@ class Lanes:
         while order and order[0] not in far:
             heappop(order)
         return order[0] if order else -1
-
-    def reopen(self, offset: int) -> None:
-        """The map has room for the head at this offset, if one waits there."""
-        work = self.far.pop(offset, None)
-        if work is not None:
-            self.ready.append(work)
-
-    def put_aside(self, work: Work) -> None:
-        """Its turn has come during an outage: its lane waits."""
-        self.aside[work.offset] = work
-        self.block(work)
-
-    def is_aside(self, work: Work) -> bool:
-        """Whether it was put aside and still waits there."""
-        return self.aside.get(work.offset) is work
-
-    def readmit(self, work: Work) -> None:
-        """It is ready again."""
-        del self.aside[work.offset]
-        self.ready.append(work)
-
-    def is_unpaid(self, work: Work) -> bool:
-        """Whether it is in a queue of its handler's budget."""
-        return self.unpaid.get(work.offset) is work
 
     # -- several of a lane in one batch ------------------------------------------------------------
 

@@ -44,11 +44,12 @@ from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import DELAY_MAX_S, HOLD_MAX_S
 from perkey.core.lanes import follows
-from perkey.policies import PARKED_S_MAX
+from perkey.policies import PARKED_S_MAX, Stop
 
 if TYPE_CHECKING:
     from perkey.core.endings import Endings
     from perkey.core.engine_state import EngineState
+    from perkey.core.events import HandlerSpec
     from perkey.core.lanes import Lanes
     from perkey.core.partition import Partition
     from perkey.core.work import LaneKey, Work
@@ -92,13 +93,15 @@ class Asked(NamedTuple):
 class Shelves:
     """Records of one partition epoch that are kept as offsets, or are being read again."""
 
-    __slots__ = ("_lanes", "_partition", "asked", "bare", "number")
+    __slots__ = ("_lanes", "_partition", "asked", "bare", "number", "wanted")
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._lanes: Lanes = partition.lanes
         #: heads whose bytes are not kept -> number of these bytes
         self.bare: dict[Work, int] = {}
+        #: of these, those that were released
+        self.wanted: dict[Work, None] = {}
         #: the pending request, and the number of the last one
         self.asked: list[Asked] = []
         self.number = 0
@@ -155,9 +158,9 @@ class Shelves:
     def ask(self, records_max: int, bytes_max: float) -> list[int]:
         """The offsets to read now; none while a request is pending."""
         lanes = self._lanes
-        if self.asked or not (lanes.wanted or lanes.dry):
+        if self.asked or not (self.wanted or lanes.dry):
             return []
-        wanted: Iterable[Work] = lanes.wanted
+        wanted: Iterable[Work] = self.wanted
         dry: Iterable[LaneKey] = lanes.dry
         if records_max <= 0:  # no room: only the record that all others may wait for
             first = self._partition.frontier
@@ -201,20 +204,9 @@ class Shelves:
         work.record = work.record._replace(value=record.value, headers=record.headers)
         self._partition.resize(work, self.bare.pop(work))
 
-    def want(self, work: Work, *, on: bool = True) -> bool:
-        """A bare head was released, or waits again; False if it has its bytes."""
-        if work not in self.bare:
-            return False
-        if on:
-            self._lanes.wanted[work] = None
-        else:
-            self._lanes.wanted.pop(work, None)
-        return True
-
     def drop(self, work: Work) -> None:
         """It is done without its bytes."""
         self.bare.pop(work, None)
-        self._lanes.wanted.pop(work, None)
 
     def is_put_off(self, key: LaneKey) -> bool:
         """Whether the lane has a shelf with a parked or held record in front."""
@@ -258,7 +250,7 @@ class Returns:
             lanes, shelves = partition.lanes, partition.shelves
             if not shelves:
                 state.watch_shelves(partition, on=False)
-            elif (lanes.wanted or lanes.dry) and not shelves.asked and not partition.gate.reasons:
+            elif (shelves.wanted or lanes.dry) and not shelves.asked and not partition.gate.reasons:
                 room = state.flow.room(state.partitions.values())
                 most = min(RECORDS_MAX, int(limits.buffer_records * SHARE), room.records)
                 most = max(1, most) if room.share > 0 else 0
@@ -308,9 +300,9 @@ class Returns:
         if known is None and head.state != states.PARKED:
             self._endings.lost(head)
             return True
-        if known is not None and head in partition.lanes.wanted:
+        if known is not None and head.state == states.BYTES:
             partition.shelves.take_back(head, known[0])
-            del partition.lanes.wanted[head]
+            partition.lift(head)
             self._endings.turn_comes(head)
         return False  # otherwise it was parked or held again: requested when it is released
 
@@ -376,6 +368,24 @@ class Memory:
         """Whether something is known of a record whose turn has not come."""
         return isinstance(self._known.get(offset), Remembered)
 
+    def puts_off(self, offset: int, spec: HandlerSpec) -> bool:
+        """Whether a record whose turn has not come will have to wait then."""
+        known = self._known.get(offset)
+        if not isinstance(known, Remembered):
+            return False
+        return known.parked or known.until_s is not None or bool(used_up_by(known, spec))
+
+    def let_go(self, offset: int, spec: HandlerSpec) -> None:
+        """Such a record does not wait; one whose attempts were used up starts over."""
+        known = self._known.get(offset)
+        if not isinstance(known, Remembered):
+            return
+        if known.parked or used_up_by(known, spec):
+            self.start_over(offset)
+        else:
+            self._known[offset] = known._replace(held=False, until_s=None)
+            self.changed = True
+
     def start_over(self, offset: int) -> bool:
         """Forget the entry of such a record; False if there is none."""
         known = self.waits_for(offset)
@@ -384,7 +394,7 @@ class Memory:
             self.waiting -= 1
         return known
 
-    def hold(self, offset: int, until_s: float) -> bool:
+    def hold_until(self, offset: int, until_s: float) -> bool:
         """A record whose turn has not come is held, in UNIX seconds; False if nothing is known."""
         known = self._known.get(offset)
         if not isinstance(known, Remembered):
@@ -471,12 +481,12 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     if failure is None:
         return None
     attempts, parked = failure.attempts - failure.shared, work.state == states.PARKED
-    waits, held, due = parked or work.state == states.RETRYING, failure.held, failure.due
-    if work.state == states.QUEUED and (hold := work.partition.held_by(work, now)) is not None:
-        waits, held, due = True, True, hold.until  # from when its turn comes
+    waits, held, due = work.state in states.REMEMBERED, work.state == states.HELD, failure.due
+    if work.state == states.QUEUED and (by := work.partition.held_by(work, now)) is not None:
+        waits, held, due = True, True, by.until  # from when its turn comes
     # The time of a parked record that is over is kept: without one it would begin again.
-    timed = due > now or (parked and failure.ticket >= 0)
-    until_s = ceil(due + wall_s) if waits and timed else None
+    has_end = due > now or (parked and failure.ticket >= 0)
+    until_s = ceil(due + wall_s) if waits and has_end else None
     # A failed batch costs its records no attempt, but has the time of the next one.
     if not (attempts or parked or held or failure.exhausted_by or until_s is not None):
         return None
@@ -484,6 +494,17 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
         work.offset, attempts, parked, held and until_s is not None,
         failure.exhausted_by, until_s, failure.error_hash,
     )  # fmt: skip
+
+
+def used_up_by(known: Remembered, spec: HandlerSpec) -> str:
+    """How the attempts of a remembered record were used up (`codec.rider.EXHAUSTED_BY`), or ""."""
+    if known.parked:
+        return known.exhausted_by
+    if isinstance(spec.on_exhausted, Stop):
+        return ""  # after a fix and a restart it must be tried again
+    allowed = spec.retry.attempts
+    used_up = allowed is not None and known.attempts >= allowed
+    return known.exhausted_by or ("attempts" if used_up else "")
 
 
 def longest_s(work: Work, known: Remembered) -> float:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perkey.core.scheduling import Handler
     from perkey.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
+_RETRYING = (states.RETRYING, states.HELD, states.ASKED)
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Partition:
@@ -55,10 +57,6 @@ class Partition:
     # number of its records in each place
     in_flight: int = 0
     sending: int = 0
-    retrying: int = 0
-    parked: int = 0
-    #: of those that retry: held by a command
-    on_hold: int = 0
     #: held lanes
     holds: dict[LaneKey, HeldBy] = field(default_factory=dict)
     #: bytes of all records it holds
@@ -204,14 +202,14 @@ class Partition:
                 return
             reach.look(under_way, lanes.nearest_far)
             for offset in reach.freed():
-                lanes.reopen(offset)
+                if offset in lanes.far:
+                    self.readmit(lanes.far[offset])
             room = reach.budget
             while lanes.far and (price := reach.price(lanes.nearest_far)) is not None:
                 room -= price
                 if room < 0 < price:
                     break
-                lanes.reopen(lanes.nearest_far)
-            self.handler.enlist(self)
+                self.readmit(lanes.far[lanes.nearest_far])
         if not lanes.far:
             self.handler.short_of_room.pop(self, None)
 
@@ -244,28 +242,51 @@ class Partition:
         if self.handler.spec.commit_each:
             self.handler.slots.give()
 
-    def retry(self, work: Work, *, held: bool = False) -> None:
-        """It waits for its next attempt, or the end of a hold, and its lane with it."""
-        work.move(states.RETRYING)
-        self.retrying += 1
-        if held and work.failure is not None:
-            work.failure.held = True
-            self.on_hold += 1
-        self.lanes.block(work)
-        self.remember(work)
+    def wait(self, work: Work, why: int) -> None:
+        """The head of a lane waits for this reason; its owner lifts it."""
+        work.move(why)
+        lanes = self.lanes
+        lanes.waiting[why] += 1
+        if why in states.BLOCKING:
+            lanes.block(work)
+        if why in states.REMEMBERED:
+            self.remember(work)
+        if why == states.ROOM:
+            lanes.put_far(work)
+        elif why == states.BYTES:
+            self.shelves.wanted[work] = None
+        elif why == states.PARKED:
+            self.handler.standing += 1
+
+    def lift(self, work: Work) -> None:
+        """The reason for which it waited is over: it is queued, and nowhere else."""
+        why, lanes = work.state, self.lanes
+        lanes.waiting[why] -= 1
+        work.move(states.QUEUED)
+        if why == states.ROOM:
+            del lanes.far[work.offset]
+        elif why == states.BYTES:
+            del self.shelves.wanted[work]
+        elif why == states.PARKED:
+            lanes.block(work)
+            self.handler.standing -= 1
+            self.remember(work)
+        elif why == states.HELD:
+            self.remember(work)  # else a next owner would hold it until the end of the hold
+
+    def readmit(self, work: Work) -> None:
+        """The reason for which it waited is over, and it may start."""
+        self.lift(work)
+        self.make_ready(work)
+
+    def make_ready(self, work: Work) -> None:
+        """Nothing keeps this head waiting."""
+        self.lanes.may_start(work)
+        self.handler.enlist(self)
 
     def remember(self, work: Work) -> None:
         """Something of an unfinished record has changed: the next commit contains it."""
         self.memory.keep(work)
-
-    def retried(self, work: Work) -> None:
-        """Its delay, or its hold, is over: it is queued again."""
-        work.move(states.QUEUED)
-        self.retrying -= 1
-        if work.failure is not None and work.failure.held:
-            work.failure.held = False
-            self.on_hold -= 1
-            self.remember(work)  # else a next owner would hold it until the end of the hold
 
     def charge_failure(self, work: Work, failure: Failure) -> None:
         """Charge the kept data of its failures to the buffers, as the record itself."""
@@ -276,22 +297,6 @@ class Partition:
         work.size += more
         self.bytes += more
         self.lanes.grow(work, more)
-
-    def park(self, work: Work) -> None:
-        """It waits until it is released, and its lane with it."""
-        work.move(states.PARKED)
-        self.lanes.block(work)
-        self.parked += 1
-        self.handler.standing += 1
-        self.remember(work)
-
-    def unpark(self, work: Work) -> None:
-        """It is released."""
-        work.move(states.QUEUED)
-        self.lanes.block(work)
-        self.parked -= 1
-        self.handler.standing -= 1
-        self.remember(work)
 
     # -- what is known of records before their turn comes ----------------------------------------
 
@@ -311,6 +316,9 @@ class Partition:
 
     def knows(self, work: Work, now: float) -> bool:
         """Whether this record may have to wait when its turn comes."""
+        failure = work.failure
+        if failure is not None and (failure.exhausted_by or failure.own_due > now):
+            return True
         if self.lanes.up is self.lanes.ready:
             return False
         return self.memory.waits_for(work.offset) or self.held_by(work, now) is not None
@@ -332,9 +340,9 @@ class Partition:
             return None
         found = None
         for key in (self.lanes.key_of(work.record), work.offset):
-            hold = self.holds.get(key)
-            if hold is not None and hold.until > now and (not found or hold.until > found.until):
-                found = hold
+            by = self.holds.get(key)
+            if by is not None and by.until > now and (found is None or by.until > found.until):
+                found = by
         return found
 
     def close(self) -> None:
@@ -345,6 +353,16 @@ class Partition:
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
+
+    @property
+    def parked(self) -> int:
+        """How many of its records are parked."""
+        return self.lanes.waiting[states.PARKED]
+
+    @property
+    def retrying(self) -> int:
+        """How many wait for their next attempt, for a command, or for `on_exhausted`."""
+        return sum(map(self.lanes.waiting.__getitem__, _RETRYING))
 
     @property
     def where(self) -> TopicPartition:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.5  # interval of checks of each partition with parked records
 LOG_LINE = "a parked record goes to the dead-letter topic"
 #: a record that was given up is on its way in any other state
-SETTLED = (states.DONE, states.SUPERSEDED, states.PARKED, states.RETRYING)
+SETTLED = (states.DONE, states.SUPERSEDED, *states.REMEMBERED)
 
 
 class Relief:

@@ -13,7 +13,7 @@ value of `Hold.by`::
 
 - While a whole handler waits its gate is closed, and its records stay ready; it opens for a probe,
   and `take` returns that one. With values of `by`, each record of the value is put aside when its
-  turn comes (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still
+  turn comes (OUTAGE); its lane is charged as a failing one, so that others are still
   fetched.
 - A brake (`Brake`) holds a whole handler in the same way, without a time limit: its cause is that
   too many records use up their attempts (`Flood`). Records that do so meanwhile are spared.
@@ -63,7 +63,7 @@ class RetrySchedule:
     def waiting(self) -> int:
         """How many of them still wait (the epochs of the others have ended)."""
         entries = [*self._heap, *((0.0, number, work) for work, number in self._with_mates.items())]
-        return sum(entry[2].state == states.RETRYING for entry in entries if _live(entry))
+        return sum(entry[2].state != states.PARKED for entry in entries if _live(entry))
 
     def forget(self) -> None:
         """Epochs ended: drop their records once they are most of the entries."""
@@ -116,7 +116,7 @@ def _live(entry: _Entry) -> bool:
     """Whether its record still waits for this time: it may have been released, and failed again."""
     _, ticket, work = entry
     failure = work.failure
-    waits = work.state in (states.RETRYING, states.PARKED)
+    waits = work.state in (states.RETRYING, states.HELD, states.PARKED)
     return waits and failure is not None and failure.ticket == ticket
 
 
@@ -170,6 +170,9 @@ def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: floa
 WHOLE: Final = object()
 BRAKE: Final = object()
 _UNDER_WAY = (states.MARKING, states.RUNNING)
+_NOT_CALLED = (
+    states.QUEUED, states.ROOM, states.OUTAGE, states.BUDGET, states.EPOCH, states.SUPERSEDED,
+)  # fmt: skip
 _HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
 LOOKS = 12  # samples of the count of done records per `Brake.over_s`
 _OFFERS = 100  # records checked for one that may start now
@@ -353,7 +356,7 @@ class Outages:
         outage = None if value is WHOLE else handler.outages.get(value)
         if outage is None or outage.over:
             return False
-        work.partition.lanes.put_aside(work)
+        work.partition.wait(work, states.OUTAGE)
         outage.waiting.append(work)
         return True
 
@@ -439,7 +442,7 @@ class Outages:
             if probe.state in _HANDLED and (probe.failure is None or not probe.failure.given_up):
                 self._end(handler, outage)
                 continue
-            lost = probe.state in (states.QUEUED, states.SUPERSEDED)
+            lost = probe.state in _NOT_CALLED
             self._probed(outage)
             if lost and not outage.over:  # it was not called, or its result will never be known
                 self._offer(handler, outage)
@@ -463,17 +466,12 @@ class Outages:
         _put(handler, outage, on=False)
         for _ in range(min(_OFFERS, len(outage.waiting))):
             work = outage.waiting.popleft()
-            if not work.partition.lanes.is_aside(work):
+            if work.state != states.OUTAGE:
                 continue
             if not work.partition.gate.reasons:
-                self._back(work)
+                work.partition.readmit(work)
                 return
             outage.waiting.append(work)
-
-    def _back(self, work: Work) -> None:
-        partition = work.partition
-        partition.lanes.readmit(work)
-        partition.handler.enlist(partition)
 
     def _take_over(self, handler: Handler, outage: Outage) -> None:
         """It has lasted too long: the policy decides about each record."""
@@ -501,8 +499,8 @@ class Outages:
     def _readmit(self, outage: Outage) -> None:
         waiting, outage.waiting = outage.waiting, deque()
         for work in waiting:
-            if work.partition.lanes.is_aside(work):
-                self._back(work)
+            if work.state == states.OUTAGE:
+                work.partition.readmit(work)
 
 
 def _put(handler: Handler, outage: Outage, *, on: bool) -> None:

@@ -27,7 +27,7 @@ from perkey.core.buckets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
 from perkey.core.gates import COMMAND, PAUSED, Gate
 from perkey.core.retries import Flood
-from perkey.core.states import RUNNING
+from perkey.core.states import ROOM, RUNNING
 from perkey.policies import Park
 from perkey.types import Record
 
@@ -218,7 +218,7 @@ class Handler:
 
     def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""
-        work.partition.lanes.put_far(work)
+        work.partition.wait(work, ROOM)
         self.short_of_room[work.partition] = None
 
     # -- the rate limit --------------------------------------------------------------------------
@@ -434,7 +434,7 @@ class Desired:
         for handler in handlers:
             handler.tune(steering.tunings.get(handler.index, AS_DECLARED))
 
-    def hold(self, lane: tuple[str, int | None, bytes], by: HeldBy) -> None:
+    def hold_lane(self, lane: tuple[str, int | None, bytes], by: HeldBy) -> None:
         """Hold a lane in epochs to come: topic, partition (None: all) and key."""
         self._holds[lane] = by
 
@@ -449,10 +449,10 @@ class Desired:
 
     def open(self, partition: Partition, now: float) -> None:
         """Apply all of it to a new epoch."""
-        for (topic, number, key), hold in self._holds.items():
+        for (topic, number, key), by in self._holds.items():
             here = topic == partition.topic and number in (None, partition.number)
-            if here and hold.until > now:
-                partition.set_hold(key, hold)
+            if here and by.until > now:
+                partition.set_hold(key, by)
         self.apply(partition)
 
     def apply(self, partition: Partition) -> None:

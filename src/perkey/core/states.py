@@ -19,16 +19,39 @@ RUNNING: Final = 2  # passed to the handler and not returned yet
 SENDING: Final = 3  # handled; waits for the broker to acknowledge its outputs or dead letter
 COMMITTING: Final = 4  # Commit(each=True): done, holds slot and lane until its commit is acked
 PENDING: Final = 5  # exactly_once: handled, its outputs wait for a transaction or ride in one
-RETRYING: Final = 6  # failed; waits for the time of its next attempt
-PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no worker
-DONE: Final = 8  # finished: counted behind the frontier or in the offset map
-SUPERSEDED: Final = 9  # its epoch ended first: later results are counted and dropped
 
+# The head of a lane waits, for one of these reasons. The owner of the reason has a queue, and
+# lifts it (`Partition.wait`, `Partition.lift`); an entry whose record has another state is stale.
+RETRYING: Final = 6  # failed; waits for the time of its next attempt (retries.py)
+PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no worker
+HELD: Final = 8  # by a command, until its time or another command
+ASKED: Final = 9  # attempts used up; waits for the result of `on_exhausted`
+ROOM: Final = 10  # the offset map has no room for it (offsets.py)
+OUTAGE: Final = 11  # what it would call fails, and another record probes (retries.py)
+BUDGET: Final = 12  # its budget lets others start first (budgets.py)
+EPOCH: Final = 13  # an attempt of an earlier epoch still runs in its lane
+BYTES: Final = 14  # it was kept as an offset, and is read again (memory.py)
+
+DONE: Final = 15  # finished: counted behind the frontier or in the offset map
+SUPERSEDED: Final = 16  # its epoch ended first: later results are counted and dropped
+
+#: reasons for which the head of a lane waits
+STALLED: Final = (RETRYING, PARKED, HELD, ASKED, ROOM, OUTAGE, BUDGET, EPOCH, BYTES)
+#: of these, those for which its lane counts as failing (`Lanes.block`)
+BLOCKING: Final = (RETRYING, PARKED, HELD, ASKED, OUTAGE)
+#: of these, those that commits remember
+REMEMBERED: Final = (RETRYING, PARKED, HELD, ASKED)
+#: states of records that have not started and are shown as queued, with their place
+UNSTARTED: Final = (QUEUED, ROOM, OUTAGE, BUDGET, EPOCH, BYTES)
 #: states of records without a call that has started, or whose call has to start again
-WAITING: Final = (QUEUED, RETRYING, PARKED)
+WAITING: Final = (QUEUED, *STALLED)
 RECORD_NAMES: Final = (
     "queued", "marking", "running", "sending", "committing", "pending", "retrying", "parked",
-    "done", "superseded",
+    "held", "asked", "room", "outage", "budget", "epoch", "bytes", "done", "superseded",
+)  # fmt: skip
+#: the words for users: a record whose lane does not fail is queued
+SHOWN_NAMES: Final = (
+    *RECORD_NAMES[:ASKED], "retrying", *["queued"] * (DONE - ROOM), *RECORD_NAMES[DONE:],
 )  # fmt: skip
 
 RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
@@ -36,32 +59,49 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (QUEUED, MARKING): "a slot is free (at_most_once)",
     (MARKING, RUNNING): "mark acknowledged",
     (MARKING, QUEUED): "mark withdrawn: no room in the map, or the epoch ends",
-    (QUEUED, RETRYING): "its delay began before it came here",
+    (QUEUED, RETRYING): "its delay began before its turn came",
     (QUEUED, PARKED): "parked before it came here",
-    (QUEUED, SENDING): "exhausted before it came here, or parked, and dead-lettered",
-    (QUEUED, DONE): "exhausted before it came here, Skip",
+    (QUEUED, HELD): "its turn comes, and a command holds it or its lane",
+    (QUEUED, ASKED): "exhausted before its turn came; `on_exhausted` is a function",
+    (QUEUED, ROOM): "its turn comes, and the map is full",
+    (QUEUED, OUTAGE): "its turn comes in an outage",
+    (QUEUED, BUDGET): "its turn comes, and it has a budget",
+    (QUEUED, EPOCH): "it is the first of a lane in which an old attempt runs",
+    (QUEUED, BYTES): "released, and only its offset was kept",
+    (QUEUED, SENDING): "exhausted before its turn came, or parked, and dead-lettered",
+    (QUEUED, DONE): "exhausted before its turn came, Skip; or skipped by a command",
     (QUEUED, COMMITTING): "the same (Commit each)",
-    (QUEUED, PENDING): "exhausted before it came here (exactly_once)",
+    (QUEUED, PENDING): "exhausted before its turn came (exactly_once)",
     (RUNNING, DONE): "returned, nothing to send",
     (RUNNING, SENDING): "returned outputs; or exhausted, DeadLetter",
     (RUNNING, COMMITTING): "returned (Commit each)",
     (RUNNING, PENDING): "returned (exactly_once)",
     (RUNNING, RETRYING): "failed, attempts left; or NotNow",
     (RUNNING, PARKED): "exhausted, Park",
+    (RUNNING, ASKED): "exhausted, `on_exhausted` is a function",
     (RUNNING, QUEUED): "returned unhandled",
     (SENDING, DONE): "acknowledged",
     (SENDING, COMMITTING): "acknowledged (Commit each)",
     (SENDING, RETRYING): "refused, attempts left",
-    (SENDING, QUEUED): "refused with its batch, behind another of its lane",
+    (SENDING, QUEUED): "refused, behind another of its lane and batch",
     (SENDING, PARKED): "dead letter refused",
+    (SENDING, ASKED): "refused and exhausted, `on_exhausted` is a function",
     (SENDING, SENDING): "outputs refused and exhausted, DeadLetter",
     (COMMITTING, DONE): "commit acknowledged",
     (PENDING, DONE): "transaction committed",
     (PENDING, RETRYING): "output refused, attempts left",
     (PENDING, PENDING): "output refused and exhausted, DeadLetter",
     (PENDING, PARKED): "output refused and exhausted, Park",
+    (PENDING, ASKED): "output refused and exhausted, `on_exhausted` is a function",
     (RETRYING, QUEUED): "due",
     (PARKED, QUEUED): "released",
+    (HELD, QUEUED): "the hold is over",
+    (ASKED, QUEUED): "answered",
+    (ROOM, QUEUED): "the map has room",
+    (OUTAGE, QUEUED): "it probes, or the outage is over",
+    (BUDGET, QUEUED): "the budget lets it start",
+    (EPOCH, QUEUED): "the old attempt has ended",
+    (BYTES, QUEUED): "read again",
     **dict.fromkeys(
         ((state, SUPERSEDED) for state in (*WAITING, RUNNING, SENDING, COMMITTING, PENDING)),
         "epoch ended",

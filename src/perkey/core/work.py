@@ -13,7 +13,7 @@ from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perkey.codec.rider import error_hash
-from perkey.core.states import PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, RETRYING, InternalError
+from perkey.core.states import HELD, PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
 from perkey.policies import GivenUp, Park, Retry
 from perkey.types import ErrorInfo, Record
 
@@ -168,9 +168,7 @@ class Work:
     @property
     def put_off(self) -> bool:
         """Whether it is parked, or held: nothing of its lane moves for long."""
-        failure = self.failure
-        held = self.state == RETRYING and failure is not None and failure.held
-        return held or self.state == PARKED
+        return self.state in (HELD, PARKED)
 
     def story(self) -> list[StoryEvent]:
         """The bounded history of its failures, oldest first."""
@@ -267,7 +265,7 @@ class HeldBy(NamedTuple):
 class Decision:
     """The decision of an `on_exhausted` function about one record."""
 
-    #: number of the pending question; 0: none
+    #: number of the last question
     asked: int = 0
     #: the returned outcome
     policy: GivenUp | None = None
@@ -312,8 +310,6 @@ class Failure:
     parked_until: float | None = None
     #: number of its entry in the schedule: older entries are ignored
     ticket: int = -1
-    #: it waits for the end of a hold
-    held: bool = False
     #: time of its first free failure with an error of `Hold.on`
     waits_since: float | None = None
     #: the command that held it last; without reason and sender if restored from the commit
@@ -326,11 +322,6 @@ class Failure:
     _hash: int | None = None
     #: for an `on_exhausted` function, once it was called
     decision: Decision | None = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether it waits for the result of `on_exhausted`."""
-        return self.decision is not None and self.decision.asked > 0
 
     def count(self, now: float, error: ErrorInfo) -> None:
         """Count one more failed attempt."""

@@ -142,6 +142,11 @@ def check_plan(item: fx.PlanItem) -> None:
         assert told.highest_seen == most
 
 
+def in_state(partition, state: int) -> list[int]:
+    """The offsets of its records in this state, ascending."""
+    return sorted(work.offset for work in partition.works() if work.state == state)
+
+
 def offsets(works) -> list[int]:
     """Where these records stand."""
     return [work.record.offset for work in works]

@@ -223,7 +223,7 @@ def test_a_record_that_came_held_waits_and_then_goes_on(make_desk):
     (part,) = desk.assign(0, unix_s=UNIX_S, remembered=(entry,))
     desk.poll(part, 0, 1)
     assert started(desk) == []
-    assert part.on_hold == 1
+    assert places(desk) == {"on_hold": 1, "behind": 1}
     desk.pass_time(50.1)
     assert started(desk) == [0]
 

@@ -200,7 +200,7 @@ def test_no_one_waits_for_a_commit_that_is_stored(make_desk, spec):
 def far(part, *places: int) -> None:
     """Records at these offsets wait for room in the map."""
     for offset in places:
-        part.lanes.put_far(part.offsets.incomplete[offset])
+        part.wait(part.offsets.incomplete[offset], states.ROOM)
 
 
 @pytest.mark.parametrize("opened", [[], [2], [1, 3], [3, 1, 2]])
@@ -212,8 +212,8 @@ def test_what_waits_for_room_comes_back_by_its_offset(make_desk, opened):
     desk.engine.polled(0.0, [(part, [Record("t", 0, o, 0, None, b"") for o in range(4)], [1] * 4)])
     part.lanes.ready.clear()
     far(part, 3, 1, 2)
-    for offset in [*opened, 9]:  # nothing waits at 9
-        part.lanes.reopen(offset)
+    for offset in opened:
+        part.readmit(part.lanes.far[offset])
     assert offsets(part.lanes.ready) == opened
     waiting = [offset for offset in (1, 2, 3) if offset not in opened]
     assert sorted(part.lanes.far) == waiting

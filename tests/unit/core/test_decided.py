@@ -186,7 +186,7 @@ def test_a_held_record_is_asked_for_again_after_the_hold(asked):
     desk, _, question = asked()
     desk.do("obey", [command("hold")], UNIX_S + desk.now)
     decide(desk, question, Skip())
-    assert question.work.state == states.RETRYING
+    assert question.work.state == states.HELD
     desk.pass_time(31.0)
     (again,) = desk.take(fx.AskExhausted)
     assert again.number != question.number

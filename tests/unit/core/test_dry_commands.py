@@ -110,10 +110,10 @@ def made(make_desk):
     return build
 
 
-def answers(desk, action, target, *, dry: bool = False):
+def answers(desk, action, target, *, dry_run: bool = False):
     """Outcome and offset of each row; those of a skip once they came."""
     until_s = UNIX_S + desk.now + 10.0
-    command = Command(action, target, "1", until_s, "a reason", dry=dry)
+    command = Command(action, target, "1", until_s, "a reason", dry_run=dry_run)
     desk.do("obey", [command], UNIX_S + desk.now)
     for _ in range(5):
         found, works = step(desk)
@@ -137,7 +137,7 @@ def answers(desk, action, target, *, dry: bool = False):
 def test_a_dry_command_is_answered_as_the_real_one(made, case, action, target):
     """By the state of the record; twice the same, so the first one changed nothing."""
     desk = made(case)
-    dry = [answers(desk, action, target, dry=True) for _ in range(2)]
+    dry = [answers(desk, action, target, dry_run=True) for _ in range(2)]
     assert dry[0] == dry[1] == answers(made(case), action, target)
     assert answers(desk, action, target) == dry[0]
 
@@ -156,7 +156,7 @@ def test_a_dry_command_is_answered_as_the_real_one(made, case, action, target):
 def test_a_dry_skip_of_a_key_names_its_first_record(made, case, answer):
     """The real one is of that record: given to two owners, one of a key would skip two."""
     desk = made(case)
-    assert answers(desk, "skip", LANE, dry=True) == [answer]
+    assert answers(desk, "skip", LANE, dry_run=True) == [answer]
     real = ("not here", -1) if case is done else ("refused", 0)
     assert answers(desk, "skip", LANE) == [real]
 
@@ -167,9 +167,11 @@ def test_many_commands_at_once_see_what_the_former_did(made, count):
     desk = made(parked)
     skip = Command("skip", RECORD, "0", 0.0, "a reason")
     rest = [
-        Command("skip", LANE, str(number), dry=True, reason="a reason")
+        Command("skip", LANE, str(number), dry_run=True, reason="a reason")
         for number in range(1, count)
     ]
     desk.do("obey", [skip, *rest], UNIX_S + desk.now)
-    found = {row.offset for one in desk.take(fx.Answered) if one.command.dry for row in one.rows}
+    found = {
+        row.offset for one in desk.take(fx.Answered) if one.command.dry_run for row in one.rows
+    }
     assert found == {1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.core.conftest import ERROR, in_batches, offsets
+from tests.unit.core.conftest import ERROR, in_batches, in_state, offsets
 
 from perkey.core import effects as fx
 from perkey.core import states
@@ -211,14 +211,14 @@ def test_only_records_of_that_value_wait(make_desk):
     desk.do("calls_ended", [first[1]])
     (b2,) = desk.started()
     assert b2.record.key == b"b2"
-    assert sorted(part.lanes.aside) == [0, 2, 3]
+    assert in_state(part, states.OUTAGE) == [0, 2, 3]
     assert part.healthy == 1
     desk.pass_time(5.0)
     (probe,) = desk.started()
     assert probe.record.key == b"a2"
     desk.do("calls_ended", [probe, b2])
     assert [work.record.key for work in desk.started()] == [b"a3", b"a1"]
-    assert not part.lanes.aside
+    assert in_state(part, states.OUTAGE) == []
 
 
 def test_values_wait_each_for_its_own(make_desk):
@@ -244,8 +244,8 @@ def test_a_record_put_aside_can_be_skipped_and_held(make_desk):
     for action, offset in (("skip", 2), ("hold", 3)):
         command = Command(action, Target("t", None, 0, offset), until_s=100.0, reason="r")
         desk.do("obey", [command], 0.0)
-    assert sorted(part.lanes.aside) == [0, 1]
-    assert part.on_hold == 1
+    assert in_state(part, states.OUTAGE) == [0, 1]
+    assert in_state(part, states.HELD) == [3]
 
 
 def test_what_was_put_aside_goes_with_its_epoch(make_desk):

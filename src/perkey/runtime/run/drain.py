@@ -90,7 +90,7 @@ def held_of(
                 return None
             if is_held(work):
                 held.append(work)
-            elif work.state == states.RETRYING:
+            elif work.state in (states.RETRYING, states.ASKED):
                 return None
     if not held:
         return None

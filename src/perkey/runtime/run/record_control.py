@@ -63,12 +63,12 @@ def obeyed_of_records(
         targets = [Target(str(order.topic), None, *place) for place in order.records]
     obeyed = partial(_obeyed_by, member, order, unix_s)
     if order.dry_run:
-        rows, count = would_be(member, order, obeyed(targets, dry=True), matches, unix_s)
+        rows, count = would_be(member, order, obeyed(targets, dry_run=True), matches, unix_s)
         return summary(name, order, rows, None, count)
     rows = []
     if order.action == "skip" and not order.records:
         # Of each key the first record, by its offset: if repeated, the same one
-        firsts = obeyed(targets, dry=True)
+        firsts = obeyed(targets, dry_run=True)
         rows = [row for row in firsts if row["outcome"] != "skipped"]
         targets = [
             Target(row["topic"], None, row["partition"], row["offset"])
@@ -99,7 +99,7 @@ def meant_by(member: Member, order: Order, reader: Callable[[], LogReader]) -> M
     """
     topic, many = str(order.topic), order.action in ("release", "retry")
     condition = parse(order.where or "", HERE_FIELDS)
-    meant = (states.RETRYING, states.PARKED) if many else range(states.DONE)
+    meant = states.REMEMBERED if many else range(states.DONE)
     works = member.door.call(lambda engine, now: works_of(engine, topic))
     answers = _visits(member, works, OBEY_MAX, lambda some, _engine, _now: undone_of(some, meant))
     undone = [record for answer in answers for record in answer]
@@ -170,14 +170,14 @@ def _field(one: Undone, name: str) -> Value:
 
 
 def _obeyed_by(
-    member: Member, order: Order, unix_s: float, targets: Iterable[Target], *, dry: bool = False
+    member: Member, order: Order, unix_s: float, targets: Iterable[Target], *, dry_run: bool = False
 ) -> list[Row]:
     """The engine's answers for each target."""
     prefix, until = f"{order.id}.{next(_numbers)}", unix_s + order.for_s
     commands = [
         Command(
             order.action,  # type: ignore[arg-type]  # checked by order_of
-            target, f"{prefix}.{number}", until, order.reason, order.claimed_by, dry,
+            target, f"{prefix}.{number}", until, order.reason, order.claimed_by, dry_run,
         )
         for number, target in enumerate(targets)
     ]  # fmt: skip
