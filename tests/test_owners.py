@@ -42,7 +42,7 @@ ROOMS = (
     # a call, and what becomes of its records
     {
         "work.py", "lanes.py", "scheduling.py", "batching.py", "endings.py", "retries.py",
-        "commands.py", "relief.py", "budgets.py", "delivery.py", "portions.py",
+        "commands.py", "gates.py", "budgets.py", "delivery.py", "portions.py",
     },
     # the commit of an epoch, and the records that wait for it
     {"commits.py", "partition.py", "engine_state.py", "delivery.py", "portions.py"},

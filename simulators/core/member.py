@@ -11,7 +11,7 @@ from perkey.core.commits import Found, Start, resolve
 from perkey.core.engine import Engine
 from perkey.core.events import AT_MOST_ONCE, Assignment, Command, Steering
 from perkey.core.partition import Partition
-from perkey.core.relief import LOG_LINE
+from perkey.core.retries import LOG_LINE
 from perkey.core.scheduling import Handler
 from perkey.core.work import Work
 from perkey.testing.memory import Log, OffsetAndMetadata, UnstableOffset

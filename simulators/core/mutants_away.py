@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from perkey.core import retries
+from perkey.core import gates
 from perkey.core.endings import Endings
-from perkey.core.retries import Outages
+from perkey.core.gates import Outages
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 
@@ -16,12 +16,12 @@ def _outage_holds_nothing(original: Any) -> Any:
     return lambda _self, handler: handler.slots.free
 
 
-@mutant(retries, "_put", "S15", first_seed=profiles.AWAY)
+@mutant(gates, "_put", "S15", first_seed=profiles.AWAY)
 def _outage_closes_no_gate(original: Any) -> Any:
     return lambda _handler, _outage, *, on: None
 
 
-@mutant(retries, "_put", "L1", first_seed=profiles.AWAY)
+@mutant(gates, "_put", "L1", first_seed=profiles.AWAY)
 def _gate_stays_closed_after_an_outage(original: Any) -> Any:
     def put(handler: Any, outage: Any, *, on: bool) -> None:
         if on:

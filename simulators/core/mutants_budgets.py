@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perkey.core.buckets import Bucket
-from perkey.core.budgets import SharedBudget
+from perkey.core.budgets import Bucket, SharedBudget
 from simulators.core import profiles
 from simulators.core.mutant import mutant
 

@@ -12,7 +12,7 @@ from perkey.core.delivery import AtLeastOnce
 from perkey.core.endings import Endings
 from perkey.core.offsets import Offsets
 from perkey.core.partition import Partition
-from perkey.core.relief import Relief
+from perkey.core.retries import Relief
 from perkey.core.scheduling import Handler
 from perkey.core.work import Failure, Work
 from simulators.core import profiles

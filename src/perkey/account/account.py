@@ -20,9 +20,8 @@ from perkey.core import states
 from perkey.core.budgets import SharedBudget
 from perkey.core.engine import Engine
 from perkey.core.events import AT_MOST_ONCE, Pause
-from perkey.core.gates import STOPPING
+from perkey.core.gates import BRAKED, STOPPING, WHOLE
 from perkey.core.partition import Partition
-from perkey.core.retries import BRAKE, WHOLE
 from perkey.core.scheduling import Handler
 from perkey.core.work import LaneKey, Work
 from perkey.types import ErrorInfo
@@ -271,8 +270,8 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         [
             Away(
                 handler.name,
-                "brake" if one.value is BRAKE else "outage",
-                one.value in (WHOLE, BRAKE),
+                "brake" if one.value is BRAKED else "outage",
+                one.value in (WHOLE, BRAKED),
                 one.value,
                 one.since,
                 one.error,

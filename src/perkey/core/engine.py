@@ -22,7 +22,7 @@ from perkey.core.engine_state import EngineState, Epochs
 from perkey.core.events import Limits
 from perkey.core.gates import STOPPING
 from perkey.core.memory import Returns
-from perkey.core.relief import Relief
+from perkey.core.retries import Relief
 from perkey.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:

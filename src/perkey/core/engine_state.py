@@ -21,12 +21,12 @@ from perkey.core.budgets import budgets_of, divide
 from perkey.core.commits import CommitState
 from perkey.core.delivery import AtLeastOnce, AtMostOnce, Each, ExactlyOnce
 from perkey.core.events import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
-from perkey.core.gates import Gate
+from perkey.core.gates import Gate, Outages
 from perkey.core.memory import Memory
 from perkey.core.offsets import Offsets
 from perkey.core.partition import Partition
 from perkey.core.portions import Portions
-from perkey.core.retries import Outages, RetrySchedule
+from perkey.core.retries import RetrySchedule
 from perkey.core.scheduling import Desired, Flow, Handler
 from perkey.core.work import SharedTexts
 from perkey.types import ErrorInfo, OutcomeName

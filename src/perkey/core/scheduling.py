@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from perkey.core.buckets import Bucket
+from perkey.core.budgets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
-from perkey.core.gates import COMMAND, PAUSED, Gate
-from perkey.core.retries import Flood
+from perkey.core.gates import COMMAND, PAUSED, Flood, Gate
 from perkey.core.states import ROOM, RUNNING
 from perkey.policies import Park
 from perkey.types import Record
@@ -34,8 +33,8 @@ from perkey.types import Record
 if TYPE_CHECKING:
     from perkey.core.budgets import SharedBudget
     from perkey.core.events import HandlerSpec, Limits, Tuning
+    from perkey.core.gates import Outage
     from perkey.core.partition import Partition
-    from perkey.core.retries import Outage
     from perkey.core.work import HeldBy, Work
 
 

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 
 import perkey
 from perkey.broker import LocalBroker
-from perkey.core.buckets import BURST_S
+from perkey.core.budgets import BURST_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ from tests.unit.core.conftest import ERROR
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import Failed, HandlerSpec
-from perkey.core.retries import Flood
+from perkey.core.gates import Flood
 from perkey.policies import Brake, DeadLetter, Retry
 
 BRAKE = Brake(share=0.5, over_s=60, at_least=4, probe_s=5)

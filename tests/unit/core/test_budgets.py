@@ -10,7 +10,7 @@ from tests.unit.core.conftest import ERROR, in_state, offsets
 
 from perkey.core import budgets, states
 from perkey.core import effects as fx
-from perkey.core.buckets import Bucket
+from perkey.core.budgets import Bucket
 from perkey.core.events import (
     Charged,
     Command,

@@ -14,7 +14,7 @@ from perkey.core import effects as fx
 from perkey.core.endings import REFUSED_S
 from perkey.core.events import EXACTLY_ONCE, Command, Decided, Failed, HandlerSpec, Target
 from perkey.core.gates import OUTAGE
-from perkey.core.relief import LOOK_S
+from perkey.core.retries import LOOK_S
 from perkey.core.work import USED_UP, HeldBy
 from perkey.policies import Hold, Park, Retry
 from perkey.types import ErrorInfo
