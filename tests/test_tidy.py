@@ -26,7 +26,7 @@ FILE_LINES_MAX = 600  # one idea a file: four had exactly 400 lines, cut where t
 TEST_FILE_LINES_MAX = 600
 REASON_LETTERS_MIN = 8
 
-BASIC = {"errors", "types", "numeric", "policies"}
+BASIC = {"errors", "types", "numeric", "policies", "reasons"}
 INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account", "where"}
 #: No idea of Perkey's: threads that report their death, files of this user only.
@@ -42,6 +42,7 @@ RINGS: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors", "numeric"},
     "numeric": set(),
+    "reasons": set(),
     "guard": set(),
     "policies": BASIC,
     "codec": BASIC,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from perkey.account.account import PLACES, gathering, place_of, take
+from perkey.account.account import gathering, place_of, take
 from perkey.core import states
 from perkey.core.budgets import SharedBudget
 from perkey.core.engine import Engine
@@ -22,6 +22,7 @@ from perkey.core.partition import Partition
 from perkey.core.scheduling import Handler
 from perkey.core.states import InternalError
 from perkey.core.work import STORY_EVENTS_MAX, LaneKey, Work
+from perkey.reasons import PLACES
 from simulators.core.steered import SET_MORE
 
 

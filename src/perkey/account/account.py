@@ -24,91 +24,11 @@ from perkey.core.gates import BRAKED, STOPPING, WHOLE
 from perkey.core.partition import Partition
 from perkey.core.scheduling import Handler
 from perkey.core.work import LaneKey, Work
+from perkey.reasons import PLACE_OF, PLACES
 from perkey.types import ErrorInfo
 
-
-class Place(NamedTuple):
-    """One place that a record can be in."""
-
-    name: str
-    meaning: str
-
-
-#: Every place; a record is in exactly one of them.
-PLACES = (
-    Place("ready", "ready: waits for a free slot, or for a cause in `halts`"),
-    Place("gathering", "in a batch that is filling or lingering"),
-    Place("behind", "queued behind an earlier record of its lane"),
-    Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
-    Place(
-        "fetching",
-        "released or given up; being read from the log again (parked records keep no bytes)",
-    ),
-    Place(
-        "outage",
-        "`hold=`: the service that its handler calls is unavailable; a probe must succeed first",
-    ),
-    Place("budget", "`budget=`: waits in the queue of a budget"),
-    Place("held", "its lane waits for a call of an earlier epoch that still runs"),
-    Place("marking", "at_most_once: its started-mark is being committed"),
-    Place("not_begun", "its call has not started: worker processes open, or prefetch runs"),
-    Place("running", "in the handler"),
-    Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
-    Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
-    Place("pending", "exactly_once: handled, waits for its transaction to end"),
-    Place("retrying", "failed or postponed; waits for its next attempt"),
-    Place("on_hold", "held by a command, until it is released or the hold expires"),
-    Place("parked", "attempts used up: stays not-done until it is released"),
-)
-
-#: Why no record starts: in the whole app, a handler, a topic or a partition.
-HALTS = (
-    Place("starting", "the start waits for brokers, a ledger's database, or the lifespan"),
-    Place("unassigned", "this member has no partitions"),
-    Place("paused", "the application called app.pause()"),
-    Place("command", "a command paused it: `perkey control log`"),
-    Place("stopping", "a stop was requested: running calls are finished (`buffered`: all held)"),
-    Place("revoking", "the partition is being revoked"),
-    Place("outputs", "the producer queue is full of outputs without acknowledgement"),
-    Place("results", "the reader of app.results() is slow"),
-    Place("membership", "the polling thread was blocked: group membership is not confirmed"),
-    Place("broker", "the broker does not answer"),
-    Place("refused", "the broker refuses the login"),
-    Place("loop", "the handlers' loop is blocked: no async call starts or continues"),
-    Place("not_begun", "no call of the handler starts: worker processes open, or prefetch runs"),
-    Place("rate_limit", "the handler's rate_limit_per_s is used up"),
-    Place("budget", "`budget=`: it is used up, or the service asked its callers to wait"),
-    Place("failing", "no attempt of the handler succeeds; records wait to be retried"),
-    Place("outage", "`hold=`: the service is unavailable; one record at a time probes"),
-    Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
-    Place("slots", "all concurrency slots of the handler are taken"),
-    Place("map", "the offset map is full: records further out start when the frontier moves"),
-    Place("buffers", "the partition is not fetched: its buffers are full"),
-    Place("open_transaction", "the next records are behind another producer's open transaction"),
-    Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
-    Place(
-        "not_fetched",
-        "the partition's log grows and no record arrives, or its leader is silent",
-    ),
-)
-
-#: The place of a record in each state; queued ones are ready, in an open batch, or behind another.
-PLACE_OF_STATE = {
-    states.MARKING: "marking",
-    states.RUNNING: "running",
-    states.SENDING: "sending",
-    states.COMMITTING: "committing",
-    states.PENDING: "pending",
-    states.RETRYING: "retrying",
-    states.PARKED: "parked",
-    states.HELD: "on_hold",
-    states.ASKED: "retrying",
-    states.ROOM: "past_map",
-    states.OUTAGE: "outage",
-    states.BUDGET: "budget",
-    states.EPOCH: "held",
-    states.BYTES: "fetching",
-}
+#: the place of a record in each state; queued ones are ready, in an open batch, or behind another
+PLACE_OF_STATE = {states.RECORD_NAMES.index(name): place for name, place in PLACE_OF.items()}
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perkey.account.account import PLACES, Account, Away, Part, Spent, Unread
+from perkey.account.account import Account, Away, Part, Spent, Unread
 from perkey.account.blockers import blocker_row, blockers, record_row, waiting
 from perkey.account.shown import error_row, shown_key
 from perkey.core import states
@@ -13,6 +13,7 @@ from perkey.core.gates import COMMAND, PAUSED
 from perkey.core.offsets import PRESSURE
 from perkey.core.scheduling import Handler
 from perkey.core.work import Work
+from perkey.reasons import PLACES
 
 #: calls that have not started for this many seconds are reported as a cause
 OPENS_S = 2.0

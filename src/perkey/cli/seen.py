@@ -16,7 +16,6 @@ from rich.console import Group as Stack
 from rich.live import Live
 from rich.text import Text
 
-from perkey.account.account import PLACES
 from perkey.account.shown import counted
 from perkey.account.snapshot import is_away, total
 from perkey.cli import cluster
@@ -35,8 +34,9 @@ from perkey.cli.top_lines import middle
 from perkey.errors import PerkeyError
 from perkey.observe.asking import question
 from perkey.observe.overview import HELD, NOT_BAD, severity, worst_first
-from perkey.observe.sentences import FULL, MEMBER, WELL, Sentence, percent, seconds
+from perkey.observe.sentences import Sentence, percent, seconds
 from perkey.observe.why import why as why_sentences
+from perkey.reasons import FULL, MEMBER, PLACES, WELL
 
 WATCH_EVERY_S = 2.0
 PARTITIONS_MAX = 10

@@ -5,7 +5,7 @@ A test compares it with real snapshots: every field has a line here, and every l
 
 from __future__ import annotations
 
-from perkey.account.account import HALTS, PLACES
+from perkey.reasons import HALTS, PLACES
 
 #: field -> meaning. `partitions[].x` is a field of every row, `handlers{}.x` of every value.
 FIELDS: dict[str, str] = {

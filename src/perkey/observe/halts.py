@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perkey.observe.sentences import (
-    HANGING,
-    INTENT,
-    LOAD,
-    MEMBER,
-    RANKS,
     Row,
     Sentence,
     at_line,
@@ -19,6 +14,7 @@ from perkey.observe.sentences import (
     seconds,
     unread_sentence,
 )
+from perkey.reasons import HALTS, HANGING, INTENT, LOAD, RANKS
 from perkey.types import OUTPUT_CURES
 
 #: calls that take longer than this are named as the reason of full slots
@@ -297,6 +293,7 @@ def _rate_limit(halt: Row) -> tuple[str, str]:
 
 
 #: cause -> the finding, and what to do about it
+#: the sentences that are computed, by cause
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "starting": _starting,
     "failing": _failing,
@@ -320,18 +317,6 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         ),
         "running calls are finished, up to drain_timeout_s; a second signal ends it immediately",
     ),
-    "revoking": lambda halt: (
-        f"Nothing{_of(halt)} starts: the partition is being revoked.",
-        "running calls are awaited, up to revoke_timeout_s",
-    ),
-    "outputs": lambda halt: (
-        "Nothing starts: the producer queue is full of outputs without acknowledgement.",
-        "check that the output topic has a leader, or raise queue.buffering.max.kbytes",
-    ),
-    "results": lambda halt: (
-        "Nothing starts: the reader of app.results() is slower than the handlers.",
-        "read faster, or stop reading",
-    ),
     "membership": _membership,
     "broker": _broker,
     "refused": lambda halt: (
@@ -345,24 +330,24 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "brake": _brake,
     "rate_limit": _rate_limit,
     "slots": _slots,
-    "map": lambda halt: (
-        f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
-        "normal while the frontier moves; else perkey why TOPIC:PARTITION names the blocked record",
-    ),
-    "buffers": lambda halt: (
-        f"Fetching{_of(halt)} is paused: the buffers are full until handlers finish records.",
-        "normal under load; raise concurrency or add members to go faster",
-    ),
     "open_transaction": _open_transaction,
     "start_unknown": _unread,
     "not_fetched": _unread,
 }
 
 
+_TEMPLATES = {cause.name: cause for cause in HALTS if cause.sentence}
+
+
 def halt_sentence(halt: Row) -> Sentence:
     """The text for a cause that blocks all records."""
-    text, after = HALTED_BY[halt["cause"]](halt)
-    rank = RANKS.get(halt["cause"], MEMBER)
+    cause = _TEMPLATES.get(halt["cause"])
+    if cause is None:
+        text, after = HALTED_BY[halt["cause"]](halt)
+    else:
+        text = cause.sentence.format_map({"waiting": 0, **halt, "of": _of(halt)})
+        after = cause.cure
+    rank = RANKS[halt["cause"]]
     if halt["cause"] == "unassigned" and (
         halt.get("why") == "reserve" or (halt.get("why") == "joining" and not halt.get("reason"))
     ):

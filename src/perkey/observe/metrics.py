@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perkey.account.account import HALTS
+from perkey.reasons import HALTS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from perkey import guard
-from perkey.account.account import HALTS
 from perkey.account.blockers import BLOCKERS_MAX, LISTED_MAX
 from perkey.account.picture import CELLS, CELLS_MAX, MAPS_MAX
 from perkey.account.shown import shown_text
 from perkey.codec import zstd
 from perkey.kafka.ports import Delivery, OutMessage, ProducerPort
 from perkey.observe.overview import most_left
-from perkey.observe.sentences import RECORD_IN
+from perkey.reasons import HALTS, LOOKED_UP, PLACES
 
 EVERY_S = 5.0
 #: after a change of state a report is written this soon
@@ -246,7 +245,8 @@ _HANDLER = {
     **dict.fromkeys(("latency_buckets", "age_buckets", "wait_buckets"), _BUCKETS),
 }  # fmt: skip
 _BLOCKER = {
-    **_WHERE, "offset": _PLACE, "handler": _TEXT, "place": Field(_word(RECORD_IN), _REQUIRED),
+    **_WHERE, "offset": _PLACE, "handler": _TEXT,
+    "place": Field(_word(place.name for place in (*PLACES, *LOOKED_UP)), _REQUIRED),
     "waiting_behind": _COUNT, "done_beyond": _COUNT, "at_frontier": _IS, "key": _SOME_TEXT,
     "since": _SOME_NUMBER, "for_s": _SOME_NUMBER, "attempts": _COUNT,
     "attempts_max": Field(_maybe(_whole), None), "timeout_s": _SOME_NUMBER,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from perkey.reasons import LOAD, LOOKED_UP, MEMBER, PLACES, RECORD, WELL
 from perkey.types import LETTER_REFUSED, OUTPUT_CURES, TOPIC_GONE, ErrorInfo
 
 Row = Mapping[str, Any]
@@ -26,8 +27,8 @@ class Sentence(NamedTuple):
     about: str
     #: the stack of the call, the outermost line first
     stack: tuple[str, ...] = ()
-    #: its position in the answer: see RANKS
-    rank: int = 8
+    #: its position in the answer: see perkey/reasons.py
+    rank: int = WELL
     #: the record named as the cause: topic, partition, offset
     record: tuple[str, int, int] | None = None
 
@@ -38,31 +39,6 @@ class Sentence(NamedTuple):
         """As JSON."""
         row = {"text": self.text, "next": self.next, "about": self.about, "rank": self.rank}
         return {**row, "stack": list(self.stack)}
-
-
-#: the order of sentences: a cause before its consequences
-BROKER, MEMBER, HANGING, MAP, RECORD, INTENT, FULL, LOAD, WELL = range(9)
-#: ranks of causes; default MEMBER
-RANKS = {
-    "starting": BROKER,
-    "failing": HANGING,
-    "refused": BROKER,
-    "broker": BROKER,
-    "outputs": HANGING,
-    "results": HANGING,
-    "not_begun": HANGING,
-    "loop": HANGING,
-    "budget": LOAD,
-    "outage": HANGING,
-    "brake": HANGING,
-    "stopping": INTENT,
-    "command": INTENT,
-    "revoking": INTENT,
-    "buffers": FULL,
-    "slots": LOAD,
-    "rate_limit": LOAD,
-    "map": LOAD,
-}
 
 
 # -- a record --------------------------------------------------------------------------------------
@@ -150,7 +126,7 @@ def _behind(row: Row, member: str) -> tuple[str, str]:
             "is queued behind an earlier record of its lane",
             "find that record: perkey why --key",
         )
-    text, after = RECORD_IN[head["place"]](head, "")
+    text, after = state_of(head)
     return f"is queued behind record {head['offset']:,}, which {text}", after
 
 
@@ -239,90 +215,47 @@ SILENT_NEXT = (
     "restart that member, or wait: the group assigns its partitions to others after its "
     "session.timeout.ms"
 )
-#: place -> the state of a record there, and what to do about it
-RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
-    "running": lambda row, member: (
-        f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}"
-        + (f"; it failed {times(row['attempts'])}{error_text(row)}" if row["attempts"] else ""),
-        ends_by(row) or (FIX if row["attempts"] else ""),
-    ),
+
+
+def _running(row: Row, member: str) -> tuple[str, str]:
+    text = f"runs{member}{lasting(row)}, {_attempt(row)}{at_line(row)}"
+    if row["attempts"]:
+        text += f"; it failed {times(row['attempts'])}{error_text(row)}"
+    return text, ends_by(row) or (FIX if row["attempts"] else "")
+
+
+def _elsewhere(row: Row, member: str) -> tuple[str, str]:
+    text = "is in a partition that this member does not own"
+    if "member" in row:
+        text = f"is in a partition of member {row['member']}"
+    return text, "ask the whole group: perkey why --group G --bootstrap-servers B"
+
+
+#: the sentences that are computed, by place
+COMPUTED: dict[str, Callable[[Row, str], tuple[str, str]]] = {
+    "running": _running,
     "not_begun": _not_begun,
     "behind": _behind,
     "retrying": _retrying,
     "on_hold": _on_hold,
     "parked": _parked,
-    "ready": lambda row, member: (
-        "is ready and waits for a free slot, or for what blocks all records",
-        "see what blocks all records: `perkey status`",
-    ),
-    "gathering": lambda row, member: (
-        "is in a batch that is filling or lingering",
-        "it starts after Batch.linger_s at the latest; lower it to start earlier",
-    ),
-    "past_map": lambda row, member: (
-        "is beyond the reach of the offset map: it starts when the gap before it closes",
-        "find the record at the frontier: perkey why TOPIC:PARTITION",
-    ),
-    "fetching": lambda row, member: (
-        "is being read from the log again: it was released, or goes to the dead-letter topic",
-        "it continues when it is here: perkey why names the broker if that does not answer",
-    ),
-    "outage": lambda row, member: (
-        "waits because the service that its handler calls is unavailable",
-        "restore that service: perkey why names the error; all continue when a probe succeeds",
-    ),
-    "budget": lambda row, member: (
-        "waits in the queue of its handler's budget",
-        "expected under load; perkey why names the budget, and what it waits for",
-    ),
-    "held": lambda row, member: (
-        "waits for a call of an earlier assignment that still runs in its lane",
-        "wait for that call; a restart of this member ends it",
-    ),
-    "marking": lambda row, member: (
-        f"waits{lasting(row)} for its started-mark to be committed (at_most_once)",
-        "check that the broker is up: a commit normally takes milliseconds",
-    ),
-    "sending": lambda row, member: (
-        f"is handled; its outputs wait{lasting(row)} for the broker's acknowledgement",
-        "check that the output topic exists, has a leader, and this user may write to it",
-    ),
-    "committing": lambda row, member: (
-        f"is done and waits{lasting(row)} for its commit (Commit(each=True))",
-        "check that the broker is up: a commit normally takes milliseconds",
-    ),
-    "pending": lambda row, member: (
-        (
-            f"is handled and waits{lasting(row)} for its transaction (exactly_once) "
-            "or its table's file"
-        ),
-        "a table gets a file every interval_s; `transaction aborted` in the log means a failure",
-    ),
-    "unfetched": lambda row, member: (
-        "is not done in the restored offset map, and not fetched again yet",
-        "it arrives with the next fetches of its partition",
-    ),
-    "done": lambda row, member: ("is done", ""),
-    "elsewhere": lambda row, member: (
-        f"is in a partition of member {row['member']}"
-        if "member" in row
-        else "is in a partition that this member does not own",
-        "ask the whole group: perkey why --group G --bootstrap-servers B",
-    ),
-    "not_read": lambda row, member: (
-        f"is in the log but not fetched yet: the consumer is at {row.get('position', 0):,}",
-        "it is fetched when the buffers have room: see `buffers` in perkey status",
-    ),
-    "not_there": lambda row, member: (
-        f"does not exist: the log ends at {row.get('end', 0):,}",
-        "",
-    ),
+    "elsewhere": _elsewhere,
 }
+_TEMPLATES = {place.name: place for place in (*PLACES, *LOOKED_UP) if place.sentence}
+
+
+def state_of(row: Row, member: str = "") -> tuple[str, str]:
+    """The state of a record in its place, and what to do about it."""
+    place = _TEMPLATES.get(row["place"])
+    if place is None:
+        return COMPUTED[row["place"]](row, member)
+    words = {"position": 0, "end": 0, **row, "lasting": lasting(row)}
+    return place.sentence.format_map(words), place.cure
 
 
 def record_sentence(row: Row, member: str = "") -> Sentence:
     """The text for one record: a blocking one, or one that was looked up."""
-    state, after = RECORD_IN[row["place"]](row, f" in member {member}" if member else "")
+    state, after = state_of(row, f" in member {member}" if member else "")
     where = f"{row['topic']}[{row['partition']}]"
     key = f" (key {row['key']})" if row.get("key") is not None else ""
     text = f"{where}: record {row['offset']:,}{key} {state}."
@@ -371,7 +304,7 @@ def partition_sentence(part: Row, blocker: Row | None, member: str = "") -> Sent
     if blocker is None:
         text += f" {part['remaining']:,} records remain; none blocks the commit."
         return Sentence(text, "", "moving")
-    state, after = RECORD_IN[blocker["place"]](blocker, f" in member {member}" if member else "")
+    state, after = state_of(blocker, f" in member {member}" if member else "")
     key = f" (key {blocker['key']})" if blocker.get("key") is not None else ""
     text += f" Record {blocker['offset']:,}{key} {state}."
     text += (

@@ -16,19 +16,9 @@ from perkey.account.snapshot import total
 from perkey.observe.halts import halt_sentence
 from perkey.observe.sentences import (
     BRIEF_S,
-    FULL,
-    HANGING,
-    INTENT,
-    LOAD,
-    MAP,
-    MEMBER,
-    RANKS,
-    RECORD,
-    RECORD_IN,
     SILENT_NEXT,
     TAKES_TIME,
     UNREAD,
-    WELL,
     Row,
     Sentence,
     all_parked,
@@ -39,7 +29,9 @@ from perkey.observe.sentences import (
     record_sentence,
     seconds,
     shown,
+    state_of,
 )
+from perkey.reasons import FULL, HANGING, INTENT, LOAD, MAP, MEMBER, RANKS, RECORD, WELL
 
 WORST = 3
 #: causes that a person has asked for, and ends
@@ -390,7 +382,7 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
         after = f"`perkey why {halt['topic']}:{halt['partition']}:{halt['frontier']}`"
         return Sentence(text, after, cause, (), MAP, record)
     key = f" (key {row['key']})" if row.get("key") is not None else ""
-    state, after = RECORD_IN[row["place"]](row, "")
+    state, after = state_of(row)
     text += f"{key} is done, which {state}."
     return Sentence(text, after, cause, tuple(row.get("stack") or ()), MAP, record)
 

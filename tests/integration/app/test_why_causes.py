@@ -24,11 +24,11 @@ from tests.integration.app.conftest import Kafka
 from tests.support.waiting import wait_for
 
 import perkey
-from perkey.account.account import HALTS, PLACES
 from perkey.broker import LocalBroker
 from perkey.cli import main
 from perkey.observe import sentences
 from perkey.observe.orders import Order
+from perkey.reasons import HALTS, PLACES
 from perkey.runtime.member import refetching, run_log
 
 pytestmark = pytest.mark.push

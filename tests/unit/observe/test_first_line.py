@@ -6,8 +6,9 @@ import pytest
 from tests.unit.observe.test_sentences import BY, partition, record, shot
 
 from perkey.observe.overview import NOT_BAD, severity
-from perkey.observe.sentences import INTENT, LOAD, MEMBER, record_sentence
+from perkey.observe.sentences import record_sentence
 from perkey.observe.why import why
+from perkey.reasons import INTENT, LOAD, MEMBER
 from perkey.types import TOPIC_GONE
 
 

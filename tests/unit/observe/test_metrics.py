@@ -7,9 +7,9 @@ import re
 import pytest
 
 import perkey
-from perkey.account.account import HALTS, PLACES
 from perkey.observe import metrics
 from perkey.observe.metrics import exposed, names
+from perkey.reasons import HALTS, PLACES
 from perkey.runtime.histogram import Histogram
 from perkey.testing import run
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
-from perkey.account.account import HALTS, PLACES
 from perkey.observe.lag_server import GAUGES, LETTERS_UP, NOT_BACK, PROBLEMS, UP
 from perkey.observe.metrics import OUTCOMES, STATES, names
+from perkey.reasons import HALTS, PLACES
 
 OPS = Path(__file__).parents[3] / "ops"
 DASHBOARD = json.loads((OPS / "grafana" / "perkey.json").read_text())

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from perkey.account.account import HALTS, PLACES
 from perkey.observe.halts import HALTED_BY, halt_sentence
 from perkey.observe.sentences import (
-    RECORD_IN,
     partition_sentence,
     record_sentence,
+    state_of,
 )
 from perkey.observe.why import why
+from perkey.reasons import HALTS, PLACES
 from perkey.types import LETTER_REFUSED
 
 NOON = time.mktime((2026, 1, 31, 12, 3, 11, 0, 0, -1))
@@ -147,12 +147,6 @@ def test_records_that_are_not_held_have_sentences_too(place, said):
     assert said in record_sentence(row).text
 
 
-def test_there_are_no_other_places():
-    """The table speaks of what exists."""
-    looked_up = {"unfetched", "done", "elsewhere", "not_read", "not_there"}
-    assert RECORD_IN.keys() == {place.name for place in PLACES} | looked_up
-
-
 BY = {
     "starting": (
         {"why": "brokers", "value": "b:9092", "for_s": 12.0, "reason": "is it running?"},
@@ -242,7 +236,6 @@ def test_each_cause_has_its_sentence_and_its_next_step(cause):
     told = halt_sentence({"cause": cause, **more})
     assert said in told.text
     assert told.next
-    assert HALTED_BY.keys() == {one.name for one in HALTS}
 
 
 def test_without_a_question_the_causes_come_first_then_the_three_worst():
@@ -380,7 +373,7 @@ def test_a_parked_record_is_released_by_a_command_to_copy():
     """The record is named in it; of one that is behind another no place is known here."""
     parked = record("parked", attempts=5)
     assert "`perkey record retry orders:3:10412 --reason TEXT`" in record_sentence(parked).next
-    assert "`" not in RECORD_IN["parked"]({"attempts": 5, "for_s": 1.0}, "")[1]
+    assert "`" not in state_of({"place": "parked", "attempts": 5, "for_s": 1.0})[1]
 
 
 def test_a_parked_record_of_a_held_key_is_released_with_its_key():
