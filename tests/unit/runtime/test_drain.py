@@ -48,7 +48,7 @@ def member(*, parked: int) -> tuple[Engine, dict[TopicPartition, Any]]:
     """An engine whose one partition is finished with, but for what is parked."""
     engine = Engine([HandlerSpec("h")])
     (partition,) = engine.assigned(0.0, [Assignment("t", 0, 0, 10)])
-    partition.parked = parked
+    partition.lanes.waiting[states.PARKED] = parked
     return engine, {OURS: partition}
 
 
@@ -195,19 +195,19 @@ def waiting(*works: Any, frontier: int = 0) -> dict[TopicPartition, Any]:
     return {OURS: whole}
 
 
-def work(state: int, *, held: bool = False, due: float = 0.0) -> Any:
+def work(state: int, *, due: float = 0.0) -> Any:
     """A record in this state."""
     by = SimpleNamespace(reason="their orders are doubled")
-    failure = SimpleNamespace(held=held, due=due, held_by=by)
+    failure = SimpleNamespace(due=due, held_by=by)
     record = SimpleNamespace(key=b"cust-17")
-    return SimpleNamespace(state=state, failure=failure if held else None, record=record)
+    return SimpleNamespace(state=state, failure=failure if state == states.HELD else None, record=record)
 
 
 def test_a_drain_that_waits_for_held_records_is_logged(clock: list[float]) -> None:
     """Which key, why, and until when; once per minute."""
     drain = Drain(cast("AdminPort", Group()), "g", {OURS: 0}, {OURS: 10})
     clock[0] += module.HELD_AFTER_S + 1
-    ours = waiting(work(states.RETRYING, held=True, due=60.0), work(states.QUEUED))
+    ours = waiting(work(states.HELD, due=60.0), work(states.QUEUED))
     line = drain.held_line(0.0, ours)
     assert line is not None
     assert line.pop("until") != ""
@@ -220,7 +220,7 @@ def test_a_drain_that_waits_for_held_records_is_logged(clock: list[float]) -> No
 @pytest.mark.parametrize("state", [states.RUNNING, states.RETRYING, None])
 def test_a_drain_that_waits_for_more_than_held_records_is_not_logged(state: int | None) -> None:
     """What runs, is tried again, or is fetched ends without the hold."""
-    held = work(states.RETRYING, held=True, due=60.0)
+    held = work(states.HELD, due=60.0)
     more = None if state is None else work(state)
     assert module.held_of({OURS: 10}, 0.0, waiting(held, more)) is None
     assert module.held_of({OURS: 10}, 0.0, waiting(work(states.PARKED))) is None
