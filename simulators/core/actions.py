@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perkey.account import begun
 from perkey.core.events import AT_MOST_ONCE, Ended, Failed, Returned, Unhandled
 from perkey.core.partition import Partition
 from perkey.core.portions import HELD_SHARE
@@ -129,7 +130,7 @@ def _begins(world: World, member: Member, call: Call, dice: Dice, *, every: bool
         return False
     call.begun_at = world.now
     if dice.chance(0.3):  # for the account; not every executor reports it
-        member.engine.calls_begun(world.now, [call.first], 0.0)
+        begun.begun([call.first], world.now)
     return every
 
 

@@ -16,6 +16,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from perkey.account.begun import waits
 from perkey.core import states
 from perkey.core.budgets import SharedBudget
 from perkey.core.engine import Engine
@@ -282,8 +283,7 @@ def gathering(engine: Engine) -> set[Work]:
 
 def waiting_to_begin(engine: Engine) -> list[Work]:
     """Records whose calls the executors report as not started."""
-    every = [handler.slots for handler in engine.state.handlers]
-    return [work for slots in every for work in slots.waiting if slots.waits(work)]
+    return [work for handler in engine.handlers for work in handler.unbegun if waits(work)]
 
 
 def _part(copy: tuple[Any, ...]) -> Part:
@@ -319,7 +319,7 @@ def is_held(work: Work) -> bool:
 def place_of(work: Work, gathered: set[Work]) -> str:
     """The one place of a record, found by a search; for one record or tests. Inside the door."""
     partition = work.partition
-    if partition.handler.slots.waits(work):
+    if waits(work):
         return "not_begun"
     found = PLACE_OF_STATE.get(work.state)
     if found is not None:

@@ -13,6 +13,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
 
 from perkey.account.account import PLACE_OF_STATE, Account, Part, is_held
+from perkey.account.begun import waits
 from perkey.account.shown import error_row, shown_key, shown_text
 from perkey.core import states
 from perkey.core.events import HandlerSpec
@@ -87,7 +88,7 @@ def _shelved(part: Part, work: Work) -> int:
 
 def _place(part: Part, work: Work) -> str | None:
     """The place of a record that has left its queue; None if it is done by now."""
-    if part.handler.slots.waits(work):
+    if waits(work):
         return "not_begun"
     return PLACE_OF_STATE.get(work.state)
 

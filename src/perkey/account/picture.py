@@ -11,6 +11,7 @@ from heapq import nlargest
 from typing import Any
 
 from perkey.account.account import Account, Part
+from perkey.account.begun import waits
 from perkey.account.blockers import blocker_row, blockers
 from perkey.account.snapshot import frontier_of, partition_row
 from perkey.core import states
@@ -86,7 +87,7 @@ def _drawn(part: Part, end: int) -> dict[str, Any]:
         # "d": done since the account was taken
         (
             work.record.offset,
-            "q" if work.partition.handler.slots.waits(work) else _LETTERS.get(work.state, "d"),
+            "q" if waits(work) else _LETTERS.get(work.state, "d"),
         )
         for work in held
         if work is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perkey.account.account import Account, Away, Part, Spent, Unread
+from perkey.account.begun import waits
 from perkey.account.blockers import blocker_row, blockers, record_row, waiting
 from perkey.account.shown import error_row, shown_key
 from perkey.core import states
@@ -221,7 +222,7 @@ def halts(
     waiting = {part.handler.name for part in parts if part.places["ready"] + part.places["budget"]}
     for handler in account.handlers:
         works = [] if calls is None else calls.get(handler.name, ())
-        running = [work for work in works if not handler.slots.waits(work)]
+        running = [work for work in works if not waits(work)]
         if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
             found.append(one)
             continue

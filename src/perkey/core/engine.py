@@ -210,19 +210,6 @@ class Engine:
         self.state.divide_budgets()
         self._turn()
 
-    def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
-        """Requested calls of one handler that have not started; for the account."""
-        self.state.now = now
-        works[0].partition.handler.slots.not_begun(works)
-
-    def calls_begun(self, now: float, works: Sequence[Work], ran_s: float) -> None:
-        """Calls of one handler that started only `ran_s` ago; for the account."""
-        self.state.now = now
-        works[0].partition.handler.slots.begun(works)
-        for work in works:
-            if work.state == states.RUNNING:
-                work.since = now - ran_s
-
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         """Records acknowledged in running batches: they are done, the slot is still taken."""
         self.state.now = now

@@ -18,7 +18,7 @@ force. A new epoch gets all of it in one call (`Desired.open`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from perkey.core.budgets import Bucket
 from perkey.core.events import ALL_STARTS_PER_S, AS_DECLARED, AT_MOST_ONCE, Steering
 from perkey.core.gates import COMMAND, PAUSED, Flood, Gate
-from perkey.core.states import ROOM, RUNNING
+from perkey.core.states import ROOM
 from perkey.policies import Park
 from perkey.types import Record
 
@@ -46,6 +46,7 @@ class Handler:
         "exact", "failures", "flood", "gate", "good_calls", "index", "limited", "name", "outages",
         "overdue", "park", "parked", "plain", "relieve_at", "remembers", "retries", "rotation",
         "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timeout_s",
+        "unbegun",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -72,6 +73,8 @@ class Handler:
         self.timeout_s = spec.timeout_s
         #: calls past it that run on; kept by the executor
         self.overdue: Collection[object] = ()
+        #: requested calls that have not started -> the attempt; by account/begun.py
+        self.unbegun: Mapping[Work, Record] = {}
         self.slots = Slots(spec.concurrency, spec.ahead)
         #: calls granted beyond the concurrency, now
         self.ahead = spec.ahead
@@ -97,10 +100,6 @@ class Handler:
         self.dead_lettered = self.skipped = self.parked = 0
         #: parked here, or before they came here, and not released since
         self.standing = 0
-
-    def waits(self, work: Work) -> bool:
-        """Whether its call was requested and has not started, as far as known."""
-        return self.slots.waits(work)
 
     def tune(self, tuning: Tuning) -> None:
         """Apply a command's settings; running calls continue, also if they are too many now.
@@ -242,7 +241,7 @@ class Handler:
 class Slots:
     """Calls that one handler may have in flight."""
 
-    __slots__ = ("capacity", "concurrency", "free", "waiting")
+    __slots__ = ("capacity", "concurrency", "free")
 
     def __init__(self, concurrency: int, ahead: int) -> None:
         self.concurrency = concurrency
@@ -250,8 +249,6 @@ class Slots:
         self.capacity = concurrency + ahead
         #: calls that may still start; negative while finished records keep slots (Commit each)
         self.free = self.capacity
-        #: calls that the runtime reported as not started -> the attempt. An entry may outlive it
-        self.waiting: dict[Work, Record] = {}
 
     @property
     def taken(self) -> int:
@@ -271,20 +268,6 @@ class Slots:
     def give(self, count: int = 1) -> None:
         """This many calls are over."""
         self.free += count
-
-    def not_begun(self, works: Sequence[Work]) -> None:
-        """The calls of these wait before their handler."""
-        self.waiting = {work: one for work, one in self.waiting.items() if self.waits(work)}
-        self.waiting.update((work, work.record) for work in works)
-
-    def begun(self, works: Sequence[Work]) -> None:
-        """The calls of these started later than the engine assumed."""
-        for work in works:
-            self.waiting.pop(work, None)
-
-    def waits(self, work: Work) -> bool:
-        """Whether its call has not started, as far as known."""
-        return work.state == RUNNING and self.waiting.get(work) is work.record
 
 
 # -- the fetch -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from perkey import guard
+from perkey.account import begun
 from perkey.account.account import Account, begin, copies, slices
 from perkey.core.effects import Effect
 from perkey.core.engine import Engine
@@ -183,12 +184,12 @@ class Door:
     def waiting(self, works: Sequence[Work]) -> None:
         """Calls of one handler that were requested and have not started."""
         if works:
-            self.post(lambda engine, now: engine.calls_waiting(now, works))
+            self.post(lambda _engine, _now: begun.waiting(works))
 
     def begun(self, works: Sequence[Work], ran_s: float = 0.0) -> None:
         """Calls of one handler that started `ran_s` seconds ago."""
         if works:
-            self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
+            self.post(lambda _engine, now: begun.begun(works, now - ran_s))
 
     def batch_ended(
         self,

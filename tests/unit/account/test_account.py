@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perkey.account import begun
 from perkey.account.account import SLICE_PARTITIONS, SLICE_RECORDS, copies, slices, take
 from perkey.account.blockers import blockers
 from perkey.account.finding import find, find_key
@@ -65,14 +66,14 @@ def test_a_call_that_has_not_begun_is_not_running(make_desk):
     (partition,) = desk.assign(0)
     desk.poll(partition, 0, 1, 2, key=None)
     first, second = desk.started()
-    desk.do("calls_waiting", [first, second])
+    begun.waiting([first, second])
     row = shot_of(desk)["partitions"][0]
     assert places(desk) == {"not_begun": 2, "ready": 1}
     assert row["in_flight"] == 0
     account = take(desk.engine, desk.now)
     worst = blockers(account, account.parts())
     assert [one.place for one in worst] == ["not_begun"] * 2
-    desk.do("calls_begun", [first], 0.0)
+    begun.begun([first], desk.now)
     assert places(desk) == {"not_begun": 1, "running": 1, "ready": 1}
 
 
@@ -85,13 +86,13 @@ def test_calls_none_of_which_begins_are_a_cause(make_desk, for_s, cause):
     (partition,) = desk.assign(0)
     desk.poll(partition, 0, 1, 2, key=None)
     works = desk.started()
-    desk.do("calls_waiting", works)
+    begun.waiting(works)
     at = works[0].since + for_s
     (halt,) = snapshot(take(desk.engine, at))["halts"]
     assert halt["cause"] == cause
     if cause == "not_begun":
         assert (halt["calls"], halt["for_s"], halt["oldest"]["offset"]) == (2, for_s, 0)
-    desk.do("calls_begun", works[:1], 0.0)
+    begun.begun(works[:1], desk.now)
     assert snapshot(take(desk.engine, at))["halts"] == [{"cause": "slots", "handler": "h"}]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR, offsets
 
+from perkey.account import begun
+from perkey.account.begun import waits
 from perkey.core import states
 from perkey.core.events import DELAY_MAX_S, Failed, HandlerSpec
 from perkey.core.retries import RetrySchedule, batch_delay_s, retry_delay_s, spread
@@ -125,13 +127,12 @@ def test_what_has_ended_does_not_wait_to_begin(make_desk):
     (part,) = desk.assign(0)
     desk.poll(part, 0)
     (work,) = desk.started()
-    slots = desk.engine.state.handlers[0].slots
-    desk.do("calls_waiting", [work])
+    begun.waiting([work])
     desk.do("calls_ended", [], [Failed(work, ERROR)])
     desk.pass_time(1.0)
     assert desk.started() == [work]
-    assert not slots.waits(work)  # the next attempt, as far as is known
+    assert not waits(work)  # the next attempt, as far as is known
     desk.do("calls_ended", [work])
-    desk.do("calls_begun", [work], 0.0)
-    desk.do("calls_waiting", [work])
-    assert not slots.waits(work)
+    begun.begun([work], desk.now)
+    begun.waiting([work])
+    assert not waits(work)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.bench import Bench
 
 import perkey
+from perkey.account.begun import waits
 from perkey.core import states
 from perkey.core.partition import Partition
 from perkey.core.work import Work
@@ -184,15 +185,15 @@ def test_what_is_loaded_for_has_not_begun() -> None:
     """It is the prefetch that takes long, not the handler; also without a time-out."""
     desk = Loading()
     (work,) = desk.bench.poll(1)
-    slots, waited = work.partition.handler.slots, []
+    waited = []
 
     def load(records: Sequence[perkey.Record]) -> Sequence[perkey.Record]:
-        waited.append(slots.waits(work))
+        waited.append(waits(work))
         return records
 
     desk.prefetcher._function = load
     desk.load()
-    assert (waited, slots.waits(work)) == ([True], False)
+    assert (waited, waits(work)) == ([True], False)
 
 
 def test_only_a_call_that_was_handed_on_is_ended() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.runtime.test_process_executor import office, states_of
 
 import perkey
+from perkey.account.begun import waits
 from perkey.core import effects as fx
 from perkey.core import states
 from perkey.core.events import Steering, Tuning
@@ -102,16 +103,15 @@ def test_the_engine_hears_which_calls_wait_for_a_worker(office: Any) -> None:
     desk = office(concurrency=1, ahead=2)
     desk.bench.pass_to(0.0)
     works = desk.poll(3)
-    slots = works[0].partition.handler.slots
     desk.begin(works[0])
     desk.executor._report_waiting()
-    assert [slots.waits(work) for work in works] == [False, True, True]
+    assert [waits(work) for work in works] == [False, True, True]
     desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
     desk.bench.pass_to(50.0)
     desk.begin(works[1])
     desk.child.began_at = time.monotonic() - 10.0
     desk.executor._report_waiting()
-    assert [slots.waits(work) for work in works] == [False, False, True]
+    assert [waits(work) for work in works] == [False, False, True]
     assert [work.since for work in works] == [0.0, pytest.approx(40.0, abs=1.0), 0.0]
 
 
@@ -122,11 +122,11 @@ def test_a_worker_that_opens_is_looked_at_again(office: Any) -> None:
     (work,) = desk.poll(1)
     assert desk.executor._look_in_s() == REPORT_S
     desk.executor._report_waiting()
-    assert work.partition.handler.slots.waits(work)
+    assert waits(work)
     desk.begin(work)
     assert desk.executor._look_in_s() == REPORT_S  # the engine does not know that it began
     desk.executor._report_waiting()
-    assert not work.partition.handler.slots.waits(work)
+    assert not waits(work)
     assert desk.executor._look_in_s() is None
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError
 
+from perkey.account import begun
 from perkey.core.engine import Engine
 from perkey.core.events import Assignment, HandlerSpec, Returned
 from perkey.errors import ConfigError
@@ -178,11 +179,11 @@ def test_calls_that_wait_behind_others_are_not_long():
     works = member.poll(3)
     watched = Watching(member, "g", None)
     member.time = 31.0
-    member.engine.calls_waiting(member.time, works[1:])
+    begun.waiting(works[1:])
     look_at_records(member, watched)
     ((what, fields),) = member.told()
     assert (what, fields["offset"]) == ("a call is slow", 0)
-    member.engine.calls_begun(member.time, works[1:2], 1.0)
+    begun.begun(works[1:2], member.time - 1.0)
     member.time = 59.0
     look_at_records(member, watched)
     assert member.told() == []
@@ -195,7 +196,7 @@ def test_calls_none_of_which_has_begun_are_reported():
     works = member.poll(1)
     watched = Watching(member, "g", None)
     member.time = 31.0
-    member.engine.calls_waiting(member.time, works)
+    begun.waiting(works)
     look_at_records(member, watched)
     ((what, fields),) = member.told()
     assert what == "a call has not started"

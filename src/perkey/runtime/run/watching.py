@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perkey.account.account import Part
+from perkey.account.begun import waits
 from perkey.account.shown import counted, shown_key
 from perkey.core import states
 from perkey.core.states import InternalError
@@ -393,10 +394,10 @@ class Watching:
             if work is not None and work.state == states.RUNNING
         }
         self._long = {work: count for work, count in self._long.items() if work in running}
-        begun = {w.partition.handler for w in running if not w.partition.handler.waits(w)}
+        begun = {w.partition.handler for w in running if not waits(w)}
         due = []
         for work, for_s in running.items():
-            if work.partition.handler.waits(work) and work.partition.handler in begun:
+            if waits(work) and work.partition.handler in begun:
                 continue  # it waits for running calls
             reached = sum(for_s >= limit for limit in LONG_CALL_S)
             if reached > self._long.get(work, 0):
@@ -412,12 +413,12 @@ class Watching:
             fix = {"next": LONG_FIX[kind]} if no_limit else {}
             if kind == "async" and self.loop is not None and self.loop.reported:
                 fix = {"next": LOOP_FIX}
-            if waits := handler.waits(work):
+            if waits(work):
                 fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
             others = {"more_such_calls": str(more)} if more else {}
             self._member.run_log.line(
                 "warning",
-                "a call has not started" if waits else "a call is slow",
+                "a call has not started" if waits(work) else "a call is slow",
                 seconds=round(for_s),
                 handler=handler.name,
                 topic=work.partition.topic,
