@@ -200,7 +200,9 @@ def work(state: int, *, due: float = 0.0) -> Any:
     by = SimpleNamespace(reason="their orders are doubled")
     failure = SimpleNamespace(due=due, held_by=by)
     record = SimpleNamespace(key=b"cust-17")
-    return SimpleNamespace(state=state, failure=failure if state == states.HELD else None, record=record)
+    return SimpleNamespace(
+        state=state, failure=failure if state == states.HELD else None, record=record
+    )
 
 
 def test_a_drain_that_waits_for_held_records_is_logged(clock: list[float]) -> None:
