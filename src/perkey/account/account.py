@@ -191,46 +191,46 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         [
             Away(
                 handler.name,
-                "brake" if one.value is BRAKED else "outage",
-                one.value in (WHOLE, BRAKED),
-                one.value,
-                one.since,
-                one.error,
-                len(one.waiting),
-                one.failed,
-                one.probe_s,
-                one.counts,
+                "brake" if outage.value is BRAKED else "outage",
+                outage.value in (WHOLE, BRAKED),
+                outage.value,
+                outage.since,
+                outage.error,
+                len(outage.waiting),
+                outage.failed,
+                outage.probe_s,
+                outage.counts,
             )
             for handler in state.handlers
-            for one in list(
-                islice((one for one in handler.outages.values() if not one.over), AWAY_MAX)
+            for outage in list(
+                islice((outage for outage in handler.outages.values() if not outage.over), AWAY_MAX)
             )
         ],
-        [_spent(one) for one in state.budgets if one.why],
+        [_spent(outage) for outage in state.budgets if outage.why],
     )
     return account, list(state.partitions.values())
 
 
-def _spent(one: SharedBudget) -> Spent:
+def _spent(budget: SharedBudget) -> Spent:
     return Spent(
-        one.spec.name, tuple(handler.name for handler in one.handlers), one.why, one.spec.per_s,
-        one.spec.in_flight, one.share, one.in_flight, one.due,
-        one.asked_by if one.why == "asked" else None,
+        budget.spec.name, tuple(handler.name for handler in budget.handlers), budget.why,
+        budget.spec.per_s, budget.spec.in_flight, budget.share, budget.in_flight, budget.due,
+        budget.asked_by if budget.why == "asked" else None,
     )  # fmt: skip
 
 
 def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator[list[Partition]]:
     """Split the partitions so that copying one slice, with its records, takes only a moment."""
-    some: list[Partition] = []
+    part: list[Partition] = []
     count = 0
     for partition in partitions:
-        some.append(partition)
+        part.append(partition)
         count += len(partition.offsets.incomplete) if records else 0
-        if len(some) >= SLICE_PARTITIONS or count >= SLICE_RECORDS:
-            yield some
-            some, count = [], 0
-    if some:
-        yield some
+        if len(part) >= SLICE_PARTITIONS or count >= SLICE_RECORDS:
+            yield part
+            part, count = [], 0
+    if part:
+        yield part
 
 
 def copies(
@@ -321,9 +321,9 @@ def place_of(work: Work, gathered: set[Work]) -> str:
     partition = work.partition
     if waits(work):
         return "not_begun"
-    found = PLACE_OF_STATE.get(work.state)
-    if found is not None:
-        return found
+    place = PLACE_OF_STATE.get(work.state)
+    if place is not None:
+        return place
     if work in gathered:
         return "gathering"
     if work in partition.lanes.ready:

@@ -21,7 +21,9 @@ def waiting(works: Sequence[Work]) -> None:
 def begun(works: Sequence[Work], since: float) -> None:
     """The calls of these, of one handler, started at `since`, on the engine's clock."""
     handler = works[0].partition.handler
-    handler.unbegun = {work: one for work, one in handler.unbegun.items() if work not in works}
+    handler.unbegun = {
+        work: attempt for work, attempt in handler.unbegun.items() if work not in works
+    }
     for work in works:
         if work.state == RUNNING:
             work.since = since

@@ -45,8 +45,8 @@ class Blocker(NamedTuple):
 def blockers(account: Account, parts: Iterable[Part], limit: int = BLOCKERS_MAX) -> list[Blocker]:
     """The worst blockers of all partitions, worst first, then by topic, partition and offset."""
     ordered = sorted(parts, key=lambda part: (part.topic, part.number))
-    found = (one for part in ordered for one in _candidates(account, part))
-    return nlargest(limit, found, key=lambda one: one.weight)
+    candidates = (blocker for part in ordered for blocker in _candidates(account, part))
+    return nlargest(limit, candidates, key=lambda blocker: blocker.weight)
 
 
 def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
@@ -122,7 +122,7 @@ def waiting(
     kinds = {"parked": lambda work: work.state == states.PARKED, "on_hold": is_held}
     listed: dict[str, list[dict[str, Any]]] = {}
     for place, is_it in kinds.items():
-        found = (
+        waiting_works = (
             (since_of(work) or 0.0, part.topic, part.number, work.record.offset, part, work)
             for part in parts
             if part.places[place]
@@ -130,7 +130,7 @@ def waiting(
             if work is not None and is_it(work)
         )
         listed[place] = rows = []
-        for *_, part, work in nsmallest(LISTED_MAX, found, key=lambda one: one[:4]):
+        for *_, part, work in nsmallest(LISTED_MAX, waiting_works, key=lambda entry: entry[:4]):
             # Like a blocker's, without the long fields and those that only blockers need
             row = record_row(work, part.handler.spec, account.at, epoch_s)
             del row["story"], row["timeout_s"]
@@ -157,20 +157,20 @@ def since_of(work: Work) -> float | None:
     return None if work.state in states.UNSTARTED else getattr(work, "since", None)
 
 
-def blocker_row(one: Blocker, at: float, epoch_s: float) -> dict[str, Any]:
+def blocker_row(blocker: Blocker, at: float, epoch_s: float) -> dict[str, Any]:
     """As JSON-able data; `epoch_s` is the UNIX time of the engine's clock at zero."""
-    part = one.part
+    part = blocker.part
     row: dict[str, Any] = {
         "topic": part.topic,
         "partition": part.number,
-        "offset": one.offset,
+        "offset": blocker.offset,
         "handler": part.handler.name,
-        "place": one.place,
-        "waiting_behind": one.waiting_behind,
-        "done_beyond": one.done_beyond,
-        "at_frontier": bool(part.works) and one.work is part.works[0],
+        "place": blocker.place,
+        "waiting_behind": blocker.waiting_behind,
+        "done_beyond": blocker.done_beyond,
+        "at_frontier": bool(part.works) and blocker.work is part.works[0],
     }
-    return row | record_row(one.work, part.handler.spec, at, epoch_s)
+    return row | record_row(blocker.work, part.handler.spec, at, epoch_s)
 
 
 def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
         "story": [
-            {"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in story
+            {"at": round(event.at + epoch_s, 3), "what": shown_text(event.what)} for event in story
         ],
         **waiting,
     }

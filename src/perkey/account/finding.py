@@ -69,21 +69,21 @@ def find_key(
     engine: Engine, now: float, epoch_s: float, key: bytes, topic: str | None = None
 ) -> list[dict[str, Any]]:
     """The first records held under this key, in the topic's partitions or in all."""
-    found = []
+    records = []
     for partition in engine.state.partitions.values():
         if topic not in (None, partition.topic):
             continue
         for work in _of_key(partition, key):
             where = (partition.topic, partition.number, work.record.offset)
             row = dict(zip(("topic", "partition", "offset"), where, strict=True))
-            found.append({**row, **_details(engine, work, now, epoch_s)})
-            if len(found) >= FOUND_MAX:
-                return found
+            records.append({**row, **_details(engine, work, now, epoch_s)})
+            if len(records) >= FOUND_MAX:
+                return records
         shelf = partition.lanes.shelves.get(key) if partition.handler.spec.ordering == KEY else None
-        for offset in () if shelf is None else islice(shelf.offsets, FOUND_MAX - len(found)):
+        for offset in () if shelf is None else islice(shelf.offsets, FOUND_MAX - len(records)):
             where = (partition.topic, partition.number, offset)
-            found.append(find(engine, now, epoch_s, *where))
-    return found
+            records.append(find(engine, now, epoch_s, *where))
+    return records
 
 
 def _of_key(partition: Partition, key: bytes) -> Iterator[Work]:

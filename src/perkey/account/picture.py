@@ -56,7 +56,7 @@ def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any
         "partition": partition_row(part, account.at, epoch_s),
         **_drawn(part, max(part.position, part.top + 1)),
         "edge": part.map_edge if part.map_edge >= 0 else None,
-        "records": [blocker_row(one, account.at, epoch_s) for one in worst],
+        "records": [blocker_row(blocker, account.at, epoch_s) for blocker in worst],
     }
 
 

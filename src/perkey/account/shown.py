@@ -15,7 +15,7 @@ def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """The text in one line, cut at `limit` characters; unprintable characters are escaped."""
     cut = text[:limit]
     if not cut.isprintable():
-        cut = "".join(one if one.isprintable() else _escaped(one) for one in cut)
+        cut = "".join(letter if letter.isprintable() else _escaped(letter) for letter in cut)
     if len(text) > limit or len(cut) > limit:
         cut = cut[: limit - 1] + "…"
     return cut
@@ -28,18 +28,20 @@ def counted(number: int, noun: str) -> str:
 
 def runs(numbers: Iterable[int]) -> list[str]:
     """Ascending numbers as runs: `0-2`, `5`."""
-    found = []
+    fields = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
-        found.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    return found
+        fields.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return fields
 
 
 def shown_lines(text: str) -> str:
     """The text with its line breaks, uncut; other unprintable characters are escaped."""
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else _escaped(letter) for letter in text
+    )
 
 
 def shown_key(key: bytes | None) -> str | None:

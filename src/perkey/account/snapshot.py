@@ -41,12 +41,12 @@ def snapshot(
             )
     stops = halts(account, parts, epoch_s, calls=calls if worst else None)
     if unread:
-        stops = [one for one in stops if one["cause"] != "unassigned"]
-        stops += [unread_halt(one, account.at) for one in unread]
+        stops = [stop for stop in stops if stop["cause"] != "unassigned"]
+        stops += [unread_halt(stop, account.at) for stop in unread]
     return {
         "partitions": with_unread(rows, unread, account.at),
         "handlers": {handler.name: handler_row(handler) for handler in account.handlers},
-        "blockers": [blocker_row(one, account.at, epoch_s) for one in bad],
+        "blockers": [blocker_row(stop, account.at, epoch_s) for stop in bad],
         **with_left_out(waiting(account, parts, epoch_s) if worst else NOT_LISTED, rows),
         "halts": stops,
         "holds": account.holds,
@@ -63,11 +63,11 @@ def with_left_out(
 ) -> dict[str, Any]:
     """These lists, and how many more records of each kind the partitions have."""
     places = [part.get("places", {}) for part in parts]
-    found: dict[str, Any] = dict(listed)
+    totals: dict[str, Any] = dict(listed)
     for name, rows in listed.items():
-        every = sum(one.get(name, 0) for one in places)
-        found[f"{name}_left_out"] = max(0, every - len(rows))
-    return found
+        every = sum(row.get(name, 0) for row in places)
+        totals[f"{name}_left_out"] = max(0, every - len(rows))
+    return totals
 
 
 def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
@@ -143,16 +143,20 @@ def with_unread(
     rows: Iterable[Mapping[str, Any]], unread: Iterable[Unread], at: float
 ) -> list[dict[str, Any]]:
     """The same rows with the place of unread partitions, and a row for each that has none."""
-    found = {(row["topic"], row["partition"]): dict(row) for row in rows}
-    for one in unread:
-        where = {"topic": one.topic, "partition": one.number, "handler": one.handler}
-        row = found.setdefault((one.topic, one.number), {**where, **_UNKNOWN})
-        row |= {
-            "place": one.place,
-            "place_for_s": round(max(0.0, at - one.since), 3),
-            "place_reason": one.reason,
+    by_partition = {(row["topic"], row["partition"]): dict(row) for row in rows}
+    for partition in unread:
+        where = {
+            "topic": partition.topic,
+            "partition": partition.number,
+            "handler": partition.handler,
         }
-    return list(found.values())
+        row = by_partition.setdefault((partition.topic, partition.number), {**where, **_UNKNOWN})
+        row |= {
+            "place": partition.place,
+            "place_for_s": round(max(0.0, at - partition.since), 3),
+            "place_reason": partition.reason,
+        }
+    return list(by_partition.values())
 
 
 def total(rows: Iterable[Mapping[str, Any]], name: str) -> int | None:
@@ -204,27 +208,27 @@ def halts(
 
     `calls`: the records of each handler's calls, for the texts about calls; None: none are needed.
     """
-    found: list[dict[str, Any]] = []
+    causes: list[dict[str, Any]] = []
     if not parts:
-        found.append({"cause": "unassigned"})
+        causes.append({"cause": "unassigned"})
     if account.stop_mode is not None:
-        found.append({"cause": "stopping", "mode": account.stop_mode})
-    found += [{"cause": "paused", "topic": topic} for topic in sorted(account.paused, key=str)]
+        causes.append({"cause": "stopping", "mode": account.stop_mode})
+    causes += [{"cause": "paused", "topic": topic} for topic in sorted(account.paused, key=str)]
     names = {handler.index: handler.name for handler in account.handlers}
-    found += [
+    causes += [
         {
             "cause": "command", "topic": one.topic, "until": one.until_s, "reason": one.reason,
             **({} if one.handler is None else {"handler": names[one.handler]}),
         }
         for one in account.pauses
     ]  # fmt: skip
-    found += [{"cause": hold} for hold in account.holds]
+    causes += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"] + part.places["budget"]}
     for handler in account.handlers:
         works = [] if calls is None else calls.get(handler.name, ())
         running = [work for work in works if not waits(work)]
         if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
-            found.append(one)
+            causes.append(one)
             continue
         # Calls granted beyond the concurrency wait in the pipes of processes, or for a thread.
         in_pipes = handler.slots.taken > handler.slots.concurrency
@@ -232,24 +236,24 @@ def halts(
             continue
         if handler.slots.free <= 0 or in_pipes:
             hung = {} if calls is None else _calls(handler, running, account.at, epoch_s)
-            found.append({"cause": "slots", "handler": handler.name, **hung})
+            causes.append({"cause": "slots", "handler": handler.name, **hung})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
-            found.append({"cause": "rate_limit", "handler": handler.name})
+            causes.append({"cause": "rate_limit", "handler": handler.name})
     for spent in account.budgets:
-        found += [
+        causes += [
             row
             for name in spent.handlers
             if (row := _spent(spent, name, parts, account.at, epoch_s))["waiting"]
         ]
-    found += [_outage(one, parts, account.at, epoch_s) for one in account.outages]
+    causes += [_outage(one, parts, account.at, epoch_s) for one in account.outages]
     for part in parts:
         where = {"topic": part.topic, "partition": part.number}
         if part.state == states.REVOKING:
-            found.append({"cause": "revoking", **where})
+            causes.append({"cause": "revoking", **where})
         if part.places["past_map"]:
             frontier = frontier_of(part)
             moves = 0 <= part.committed < frontier
-            found.append(
+            causes.append(
                 {
                     "cause": "map",
                     **where,
@@ -260,46 +264,46 @@ def halts(
                 }
             )
         if part.intake_paused:
-            found.append({"cause": "buffers", **where})
-    return found
+            causes.append({"cause": "buffers", **where})
+    return causes
 
 
-def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict[str, Any]:
+def _outage(away: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict[str, Any]:
     """An outage of what a handler calls: since when, with which error, how many records wait."""
-    ready = sum(part.places["ready"] for part in parts if part.handler.name == one.handler)
-    value = one.value if isinstance(one.value, bytes) else str(one.value).encode()
+    ready = sum(part.places["ready"] for part in parts if part.handler.name == away.handler)
+    value = away.value if isinstance(away.value, bytes) else str(away.value).encode()
     return {
-        "cause": one.cause,
-        "handler": one.handler,
-        **({} if one.whole else {"value": shown_key(value)}),
-        "error": error_row(one.error),
-        "since": round(one.since + epoch_s, 3),
-        "for_s": round(max(0.0, at - one.since), 3),
-        "waiting": ready if one.whole else one.aside,
-        "failed": one.failed,
-        "probe_s": one.probe_s,
-        **({"exhausted": one.counts[0], "ended": one.counts[1]} if one.cause == "brake" else {}),
+        "cause": away.cause,
+        "handler": away.handler,
+        **({} if away.whole else {"value": shown_key(value)}),
+        "error": error_row(away.error),
+        "since": round(away.since + epoch_s, 3),
+        "for_s": round(max(0.0, at - away.since), 3),
+        "waiting": ready if away.whole else away.aside,
+        "failed": away.failed,
+        "probe_s": away.probe_s,
+        **({"exhausted": away.counts[0], "ended": away.counts[1]} if away.cause == "brake" else {}),
     }
 
 
 def _spent(
-    one: Spent, handler: str, parts: Sequence[Part], at: float, epoch_s: float
+    spent: Spent, handler: str, parts: Sequence[Part], at: float, epoch_s: float
 ) -> dict[str, Any]:
     """A budget that lets nothing start: why, until when, how many of a handler's records wait."""
-    due = {} if one.until is None else {
-        "until": round(one.until + epoch_s, 3), "due_in_s": round(max(0.0, one.until - at), 3),
+    due = {} if spent.until is None else {
+        "until": round(spent.until + epoch_s, 3), "due_in_s": round(max(0.0, spent.until - at), 3),
     }  # fmt: skip
     return {
         "cause": "budget",
         "handler": handler,
-        "budget": one.name,
-        "why": one.why,
-        "per_s": one.per_s,
-        "in_flight": one.in_flight_max,
-        "share": round(one.share, 4),
-        "calls": one.in_flight,
+        "budget": spent.name,
+        "why": spent.why,
+        "per_s": spent.per_s,
+        "in_flight": spent.in_flight_max,
+        "share": round(spent.share, 4),
+        "calls": spent.in_flight,
         "waiting": sum(part.places["budget"] for part in parts if part.handler.name == handler),
-        "error": error_row(one.error),
+        "error": error_row(spent.error),
         **due,
     }
 
@@ -366,12 +370,12 @@ def _oldest(
     }
 
 
-def unread_halt(one: Unread, at: float) -> dict[str, Any]:
+def unread_halt(partition: Unread, at: float) -> dict[str, Any]:
     """A partition that is not read, as a row of `halts`."""
     return {
-        "cause": one.place,
-        "topic": one.topic,
-        "partition": one.number,
-        "for_s": round(max(0.0, at - one.since), 3),
-        "reason": one.reason,
+        "cause": partition.place,
+        "topic": partition.topic,
+        "partition": partition.number,
+        "for_s": round(max(0.0, at - partition.since), 3),
+        "reason": partition.reason,
     }

@@ -262,9 +262,9 @@ class Batching:
         groups = self._open[work.partition.handler.index]
         for key, gathering in list(groups.items()):
             if work in gathering.works:
-                mates = [one for one in gathering.works if _lane(one) == _lane(work)]
+                mates = [mate for mate in gathering.works if _lane(mate) == _lane(work)]
                 gone = set(mates[mates.index(work) :])
-                gathering.works = [one for one in gathering.works if one not in gone]
+                gathering.works = [mate for mate in gathering.works if mate not in gone]
                 if not gathering.works:
                     del groups[key]
                 return work is mates[0]

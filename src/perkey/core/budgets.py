@@ -95,9 +95,9 @@ class Bucket:
         """A call starts."""
         self.tokens -= cost
 
-    def settle(self, more: float) -> None:
+    def settle(self, extra_cost: float) -> None:
         """A call has cost more than was paid, or less."""
-        self.tokens -= more
+        self.tokens -= extra_cost
 
 
 class Tenant:
@@ -136,7 +136,9 @@ class SharedBudget:
         self._forgot_at = -1.0
         #: for each handler, the values with waiting records of it, the one that has used least
         #: first; an entry may be too low
-        self._heads: dict[Handler, list[tuple[float, int, Tenant]]] = {one: [] for one in handlers}
+        self._heads: dict[Handler, list[tuple[float, int, Tenant]]] = {
+            handler: [] for handler in handlers
+        }
         self._order = count()
         #: when each handler had its last turn: equals take turns
         self._turns = dict.fromkeys(handlers, -1)
@@ -243,20 +245,24 @@ class SharedBudget:
         """Start records of these handlers, which have room, as far as the budget allows."""
         state = self._state
         self.due, self.why = None, ""
-        left = {one: most for one in handlers if self._heads[one] and (most := self._most(one))}
+        left = {
+            sharer: most
+            for sharer in handlers
+            if self._heads[sharer] and (most := self._most(sharer))
+        }
         if self.limited:
             self.bucket.refill(state.now)
         if left and state.now < self.until:
             self.due, self.why = self.until, "asked"
             return
         works = self._take(left)
-        for handler, some in works.items():
+        for handler, starting in works.items():
             if handler.limited:
-                handler.bucket.pay(len(some))
-            handler.slots.take(len(some))
+                handler.bucket.pay(len(starting))
+            handler.slots.take(len(starting))
             if handler.outages:
-                state.outages.began_one_of(handler, some)
-            state.deliveries[handler.index].start(handler, some)
+                state.outages.began_one_of(handler, starting)
+            state.deliveries[handler.index].start(handler, starting)
         for handler in handlers:
             if handler.limited and self._heads[handler] and handler.slots.free > 0:
                 self._wake(handler.bucket.due())
@@ -281,25 +287,25 @@ class SharedBudget:
         works: dict[Handler, list[Work]] = {}
         looked: dict[Partition, None] = {}
         while left and self.in_flight < self.in_flight_max:
-            found = self._next(left)
-            if found is None:
+            chosen = self._next(left)
+            if chosen is None:
                 break
-            handler, tenant, work = found
+            handler, tenant, work = chosen
             cost = _tags(work).cost
             if self.limited and not self.bucket.pays(cost):
                 self._wake(self.bucket.due(cost))
                 self.why = "rate" if self.share else "share"
                 break
-            some = works.setdefault(handler, [])
+            starting = works.setdefault(handler, [])
             partition, line = work.partition, tenant.lines[handler]
             partition.lanes.paid(work)
             queue = line.pop(partition)
             queue.popleft()
             if queue:
                 line[partition] = queue
-            if not self._goes(handler, work, looked, some):
+            if not self._goes(handler, work, looked, starting):
                 continue
-            some.append(work)
+            starting.append(work)
             self._clock = max(self._clock, tenant.used)
             tenant.used = self._clock + cost
             self.bucket.pay(cost)
@@ -310,18 +316,18 @@ class SharedBudget:
                 del left[handler]
         if left and self.in_flight >= self.in_flight_max:
             self.why = "in_flight" if self.share else "share"
-        return {handler: some for handler, some in works.items() if some}
+        return {handler: starting for handler, starting in works.items() if starting}
 
     def _next(self, left: dict[Handler, int]) -> tuple[Handler, Tenant, Work] | None:
-        found = None
+        best = None
         rank = (inf, 0)
         for handler in list(left):
             head = self._head(handler)
             if head is None:
                 del left[handler]
-            elif (mine := (head[0].used, self._turns[handler])) < rank:
-                rank, found = mine, (handler, *head)
-        return found
+            elif (turn := (head[0].used, self._turns[handler])) < rank:
+                rank, best = turn, (handler, *head)
+        return best
 
     def _goes(
         self, handler: Handler, work: Work, looked: dict[Partition, None], taken: Sequence[Work]
@@ -344,21 +350,21 @@ class SharedBudget:
         """Its call did not start."""
         self._settle(work, -_tags(work).cost)
 
-    def charged(self, one: Charged) -> None:
+    def charged(self, charge: Charged) -> None:
         """The actual cost of a call is known."""
-        work = self._state.find(one.topic, one.partition, one.offset)
+        work = self._state.find(charge.topic, charge.partition, charge.offset)
         if work is None:
             self._state.count("late_charges")
             return
-        before = _tags(work).cost if one.before is None else one.before
-        self._settle(work, one.cost - before)
+        before = _tags(work).cost if charge.before is None else charge.before
+        self._settle(work, charge.cost - before)
 
-    def _settle(self, work: Work, more: float) -> None:
+    def _settle(self, work: Work, extra_cost: float) -> None:
         if self.limited:
-            self.bucket.settle(more)
+            self.bucket.settle(extra_cost)
         tenant = self._tenants.get(_tags(work).budget)
         if tenant is not None:
-            tenant.used += more
+            tenant.used += extra_cost
 
     def wait(self, seconds: float, error: ErrorInfo) -> None:
         """The service asks its callers to wait for this many seconds."""
@@ -385,15 +391,15 @@ def budgets_of(state: EngineState) -> list[SharedBudget]:
     for handler in state.handlers:
         if handler.spec.budget is not None:
             named.setdefault(handler.spec.budget.name, []).append(handler)
-    found = []
+    budgets = []
     for users in named.values():
         spec = users[0].spec.budget
         assert spec is not None
         shared = SharedBudget(state, spec, users)
         for handler in users:
             handler.budget = shared
-        found.append(shared)
-    return found
+        budgets.append(shared)
+    return budgets
 
 
 def divide(state: EngineState) -> None:
@@ -402,8 +408,8 @@ def divide(state: EngineState) -> None:
         held = total = 0
         known = True
         for handler in budget.handlers:
-            mine = sum(one.handler is handler for one in state.partitions.values())
-            whole = state.totals.get(handler.index, mine)
+            held_here = sum(partition.handler is handler for partition in state.partitions.values())
+            whole = state.totals.get(handler.index, held_here)
             known = known and whole is not None
-            held, total = held + mine, total + max(whole or 0, mine)
+            held, total = held + held_here, total + max(whole or 0, held_here)
         budget.divide(held, total if known else None)

@@ -88,8 +88,10 @@ class Commands:
             rows = [row for row in answers if row is not None]
             self._in_later_epochs(command, rows)
             if len(rows) == len(answers):
-                what = rows or [_row(None, command, "not here", "no such partition in this member")]
-                self._state.emit(fx.Answered(command, what))
+                given = rows or [
+                    _row(None, command, "not here", "no such partition in this member")
+                ]
+                self._state.emit(fx.Answered(command, given))
         self._sorted = None
         self._endings.retry_due()
 
@@ -119,8 +121,8 @@ class Commands:
         if target.offset is not None:
             return self._record(partition, command, target.offset)
         if partition.handler.spec.ordering != KEY or target.key is None:
-            what = "its handler is not ordered by key: name records, or give --where"
-            return _refused(partition, command, what)
+            why = "its handler is not ordered by key: name records, or give --where"
+            return _refused(partition, command, why)
         if command.action == "skip":
             first = next(self._of_lane(partition, target.key), None)
             if first is None:
@@ -128,8 +130,8 @@ class Commands:
             if command.dry_run:
                 return self._skip(partition, command, first)
             # Name the record that would be skipped: sent again, the command would skip another one
-            what = "name one record of it: the next owner would skip another one"
-            return _refused(partition, command, what, first.record.offset)
+            why = "name one record of it: the next owner would skip another one"
+            return _refused(partition, command, why, first.record.offset)
         if command.action == "hold":
             return self._hold_lane(partition, command, target.key)
         return self._release_lane(partition, command, target.key)
@@ -162,9 +164,9 @@ class Commands:
             waiting = next((work for work in works if work.state == states.HELD), None)
             if waiting is None:
                 released = held and (command.action == "release" or own)
-                what = "released" if released else "unchanged"
+                outcome = "released" if released else "unchanged"
                 offset = own[0] if own else -1 if first is None else first.record.offset
-                return _row(partition, command, what, "nothing of it waits", offset)
+                return _row(partition, command, outcome, "nothing of it waits", offset)
             first = waiting
         for later in () if command.dry_run else works:
             if later is not first and later.state == states.HELD:
@@ -223,12 +225,12 @@ class Commands:
         known = memory.waits_for if command.dry_run else partition.start_over
         if command.action in ("release", "retry") and known(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
-        if what := _past_end(partition, offset):
-            return _refused(partition, command, what)
+        if why := _past_end(partition, offset):
+            return _refused(partition, command, why)
         head = partition.shelves.head_of(offset)
         if head is not None:
-            what = f"offset {head.record.offset} of its lane comes first"
-            return _refused(partition, command, what, offset)
+            why = f"offset {head.record.offset} of its lane comes first"
+            return _refused(partition, command, why, offset)
         return _refused(partition, command, "it is not fetched yet: ask again in a moment")
 
     def _hold_record(
@@ -265,8 +267,8 @@ class Commands:
     def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
         if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
-            what = "it was handled, and delivery=at_most_once handles no record twice"
-            return _refused(partition, command, what, offset)
+            why = "it was handled, and delivery=at_most_once handles no record twice"
+            return _refused(partition, command, why, offset)
         named = command.target.offset is not None  # otherwise the hold of its lane ends with this
         lane = partition.holds.get(partition.lanes.key_of(work.record))
         own = lane is partition.holds.get(offset)
@@ -281,18 +283,18 @@ class Commands:
         if not waits and self._would_wait(partition, command, offset):
             return _row(partition, command, "released", "it starts when its turn comes", offset)
         if not waits:
-            what = f"it is {SHOWN_NAMES[work.state]}: it waits for nothing that is to be released"
-            return _row(partition, command, "unchanged", what, offset)
+            why = f"it is {SHOWN_NAMES[work.state]}: it waits for nothing that is to be released"
+            return _row(partition, command, "unchanged", why, offset)
         assert failure is not None
-        what = "released" if work.state == states.HELD or failure.exhausted_by else "retried"
+        why = "released" if work.state == states.HELD or failure.exhausted_by else "retried"
         if command.dry_run:
-            return _row(partition, command, what, command.reason, offset)
+            return _row(partition, command, why, command.reason, offset)
         if failure.exhausted_by:  # since before it came here: its policy has not been applied yet
             self._endings.start_over(work, failure, command.reason)
         partition.end_holds([offset])  # a later hold of its lane must not be shortened by it
         failure.own_due = self._state.now
         self._try_now(work)
-        return _row(partition, command, what, command.reason, offset)
+        return _row(partition, command, why, command.reason, offset)
 
     def _try_now(self, work: Work) -> None:
         """It waits no longer, unless its batch still runs a later one of its lane."""
@@ -312,18 +314,18 @@ class Commands:
     def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
         if self._state.drained:  # no commit follows that would make it final
-            what = "this member is about to leave: ask the next owner"
-            return _refused(partition, command, what, offset)
+            why = "this member is about to leave: ask the next owner"
+            return _refused(partition, command, why, offset)
         if work.state not in states.WAITING:
             return _refused(partition, command, _UNDER_WAY.format(SHOWN_NAMES[work.state]), offset)
         key = partition.lanes.key_of(work.record)
         first = next(self._of_lane(partition, key), work)
         if first is not work:
-            what = f"offset {first.record.offset} of its lane comes first"
-            return _refused(partition, command, what, offset)
+            why = f"offset {first.record.offset} of its lane comes first"
+            return _refused(partition, command, why, offset)
         if key in partition.lanes.occupied:
-            what = _UNDER_WAY.format("behind a call of an earlier epoch")
-            return _refused(partition, command, what, offset)
+            why = _UNDER_WAY.format("behind a call of an earlier epoch")
+            return _refused(partition, command, why, offset)
         row = _row(partition, command, "skipped", command.reason, offset)
         if command.dry_run:
             return row

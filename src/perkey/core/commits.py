@@ -428,15 +428,15 @@ class Commits:
         sent = commit.refused(now + retry_s)
         self._state.count("commits_refused")
         if answer.verdict == "too_large":
-            what, limit = "commit metadata refused as too large", {}
+            message, limit = "commit metadata refused as too large", {}
             if sent.rider_chars:  # drop the rider first
                 partition.memory.barred = True
-                what += ", attempts and parked records are not stored"
+                message += ", attempts and parked records are not stored"
             else:
                 commit.shrink_map(len(sent.metadata))
                 limit["next_limit_chars"] = commit.map_limit
             self._state.note(
-                "warning", what, topic=partition.topic, partition=partition.number, **limit,
+                "warning", message, topic=partition.topic, partition=partition.number, **limit,
                 next="raise offset.metadata.max.bytes on the broker to 4096",
             )  # fmt: skip
         elif answer.verdict == "stop":
@@ -548,45 +548,47 @@ class OffsetLost:
     reason: str
 
 
-def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
+def resolve(stored: Found, on_lost: OnLost) -> Start | OffsetLost:
     """Decide the start of one partition."""
-    if found.committed is None:
-        if found.reset_to is None:
+    if stored.committed is None:
+        if stored.reset_to is None:
             return OffsetLost(
                 'the group has no committed offset and auto.offset.reset is "error": commit one '
                 "with `perkey offsets set`, or choose earliest or latest"
             )
-        return Start(found.reset_to, commit_start=True)
-    if found.committed > found.log_end:
+        return Start(stored.reset_to, commit_start=True)
+    if stored.committed > stored.log_end:
         if on_lost == "stop":
             return OffsetLost(
-                f"committed offset {found.committed} is past the end of the log {found.log_end} "
+                f"committed offset {stored.committed} is past the end of the log {stored.log_end} "
                 '(a topic recreated, or a truncated log): set on_offset_lost="earliest" or '
                 '"latest", or commit a valid offset with `perkey offsets set`'
             )
-        target = found.log_start if on_lost == "earliest" else found.log_end
-        warning = f"committed offset {found.committed} is past the end of the log {found.log_end}: "
+        target = stored.log_start if on_lost == "earliest" else stored.log_end
+        warning = (
+            f"committed offset {stored.committed} is past the end of the log {stored.log_end}: "
+        )
         warning += f"continuing at {on_lost}, {target}"
         return Start(target, commit_start=True, warning=warning)
     known = ""
     try:
-        restored = decode(found.committed, found.metadata, log_end=found.log_end)
+        restored = decode(stored.committed, stored.metadata, log_end=stored.log_end)
     except UnreadableMap as error:
         known = f"commit metadata ignored, finished records past the offset repeat: {error}"
-        restored = OffsetMap("none", found.committed, found.committed - 1, ())
+        restored = OffsetMap("none", stored.committed, stored.committed - 1, ())
     problem = restored.rider.problem
-    if found.committed < found.log_start:
+    if stored.committed < stored.log_start:
         # Retention deleted records that were not done; the rest of the map is still valid
-        start = found.log_start
+        start = stored.log_start
         top = max(restored.highest_seen, start - 1)
         left = tuple(offset for offset in restored.not_done if offset >= start)
-        kept = tuple(one for one in restored.rider.entries if one.offset >= start)
-        gone = f"committed offset {found.committed} is before the start of the log {start}: "
+        kept = tuple(entry for entry in restored.rider.entries if entry.offset >= start)
+        gone = f"committed offset {stored.committed} is before the start of the log {start}: "
         gone += "retention deleted what lay between"
         warning = f"{gone}; {known}" if known else gone
         return Start(start, top, left, commit_start=True, remembered=kept, warning=warning)
     known = known or (problem and f"what the commit remembers of records is ignored: {problem}")
     return Start(
-        found.committed, restored.highest_seen, restored.not_done,
-        commit_start=found.uncommitted, remembered=restored.rider.entries, warning=known,
+        stored.committed, restored.highest_seen, restored.not_done,
+        commit_start=stored.uncommitted, remembered=restored.rider.entries, warning=known,
     )  # fmt: skip

@@ -197,10 +197,10 @@ class Engine:
     def charged(self, now: float, charges: Sequence[events.Charged]) -> None:
         """The actual cost of calls that run, or have ended."""
         self.state.now = now
-        for one in charges:
-            budget = self.state.handlers[one.handler].budget
+        for charge in charges:
+            budget = self.state.handlers[charge.handler].budget
             if budget is not None:
-                budget.charged(one)
+                budget.charged(charge)
         self._turn()
 
     def totals_known(self, now: float, totals: Mapping[int, int | None]) -> None:
@@ -427,7 +427,7 @@ class Engine:
             if handler.park is not None and handler.standing and state.now >= handler.relieve_at:
                 self._relief.look(handler)
         for budget in state.budgets:
-            budget.start([one for one in budget.handlers if self._may_start(one)])
+            budget.start([sharer for sharer in budget.handlers if self._may_start(sharer)])
         if state.shelving:
             self._returns.ask()
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:

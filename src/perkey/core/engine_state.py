@@ -164,7 +164,7 @@ class EngineState:
     def closing(self, partitions: Sequence[Partition]) -> None:
         """Records of these partitions that have not started will not start in this epoch."""
         for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
-            if ours := [one for one in partitions if one.handler is handler]:
+            if ours := [partition for partition in partitions if partition.handler is handler]:
                 delivery.closing(ours)
 
     def divide_budgets(self) -> None:

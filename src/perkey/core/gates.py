@@ -304,13 +304,13 @@ class Outages:
 
     def _of_all(self, handler: Handler) -> list[Outage]:
         """The outage and the brake of the whole handler, if any."""
-        found = [handler.outages.get(value) for value in (BRAKED, WHOLE)]
-        return [one for one in found if one is not None]
+        both = [handler.outages.get(value) for value in (BRAKED, WHOLE)]
+        return [outage for outage in both if outage is not None]
 
     def most(self, handler: Handler) -> int:
         """How many calls may start while its gate is open: all, or the probe alone."""
         free = handler.slots.free
-        return free if all(one.over for one in self._of_all(handler)) else min(free, 1)
+        return free if all(outage.over for outage in self._of_all(handler)) else min(free, 1)
 
     def take(self, handler: Handler) -> list[Work]:
         """Records that may start now."""

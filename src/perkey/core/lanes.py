@@ -334,12 +334,12 @@ class Lanes:
             self.blocked_bytes += charge.bytes
         return charge
 
-    def grow(self, work: Work, more: int) -> None:
+    def grow(self, work: Work, size_bytes: int) -> None:
         """This many bytes more are kept because of this record."""
         charge = work.charge
         if charge is not None:
-            charge.bytes += more
-            self.blocked_bytes += more if charge.blocked else 0
+            charge.bytes += size_bytes
+            self.blocked_bytes += size_bytes if charge.blocked else 0
 
     def _charge(self, work: Work, charge: LaneCharge) -> None:
         """A record joins a lane that has a charge."""

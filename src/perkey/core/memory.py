@@ -128,9 +128,9 @@ class Shelves:
         if shelf is None:
             shelf = lanes.shelves[key] = Shelf(work)
         shelf.head = work
-        for one in reversed(lanes.cut_behind(work, key)):  # in front of later ones
-            self._put(shelf, one)
-            shelf.offsets.appendleft(one.offset)
+        for behind in reversed(lanes.cut_behind(work, key)):  # in front of later ones
+            self._put(shelf, behind)
+            shelf.offsets.appendleft(behind.offset)
 
     def keep_off(self, work: Work) -> bool:
         """The arriving record goes to its lane's shelf, if there is one."""
@@ -171,7 +171,7 @@ class Shelves:
                 *((work.offset, lanes.key_of(work.record), work) for work in wanted),
                 *((lanes.shelves[key].offsets[0], key, None) for key in dry),
             ],
-            key=lambda one: one[0],
+            key=lambda lanece: lanece[0],
         )
         if not ordered:
             return []
@@ -183,7 +183,7 @@ class Shelves:
             if records_max <= 0 or bytes_max <= 0:
                 break
         self.number += 1
-        return sorted(offset for one in self.asked for offset in one.every)
+        return sorted(offset for lanece in self.asked for offset in lanece.every)
 
     def _of_lane(
         self, key: LaneKey, head: Work | None, records_max: int, bytes_max: float
@@ -266,14 +266,14 @@ class Returns:
         if partition.state == states.CLOSED or number != shelves.number or not shelves.asked:
             self._state.count("late_refetches")
             return
-        found = {record[2]: (record, size) for record, size in zip(records, sizes, strict=True)}
+        fetched = {record[2]: (record, size) for record, size in zip(records, sizes, strict=True)}
         asked, shelves.asked = shelves.asked, []
         gone = 0
         for key, head, offsets, _ in asked:
             if head is not None and head in shelves.bare:
-                gone += self._head(partition, head, found.get(head.offset))
+                gone += self._head(partition, head, fetched.get(head.offset))
             for offset in offsets:
-                known = found.get(offset)
+                known = fetched.get(offset)
                 waits = known is not None and shelves.is_put_off(key)
                 if waits or not shelves.take_off(key, offset):
                     break  # parked or held meanwhile: something is in front of it
@@ -327,9 +327,9 @@ class Memory:
         self.on = on
         kept = remembered if on else ()
         #: by offset: first the entry from the commit, later the record
-        self._known: dict[int, Remembered | Work] = {one.offset: one for one in kept}
+        self._known: dict[int, Remembered | Work] = {entry.offset: entry for entry in kept}
         #: these offsets; ascending while `_sorted`, otherwise the next `entries` sorts them
-        self._order = [one.offset for one in kept]
+        self._order = [entry.offset for entry in kept]
         self._sorted = True
         #: of how many records the turn has not come yet
         self.waiting = len(self._known)
@@ -418,11 +418,11 @@ class Memory:
 
     def recall(self, offset: int) -> Remembered | None:
         """The entry of a record whose turn has come; it is not waited for any more."""
-        found = self._known.get(offset)
-        if not isinstance(found, Remembered):
+        known = self._known.get(offset)
+        if not isinstance(known, Remembered):
             return None
         self.waiting -= 1
-        return found
+        return known
 
     def entries(
         self,
@@ -448,7 +448,7 @@ class Memory:
                 return offset < position and offset not in fetched
             return entry.state in GONE
 
-        found: list[Remembered] = []
+        shown_entries: list[Remembered] = []
         gone, taken, self.unseen = 0, 0, 0
         for place, offset in enumerate(self._order, 1):
             entry = self._known[offset]
@@ -460,19 +460,19 @@ class Memory:
                 if shown is None:
                     continue
                 entry = shown
-            found.append(entry)
+            shown_entries.append(entry)
             taken += least_bytes(entry)
-            if taken > bytes_max or len(found) == ENTRIES_MAX:
+            if taken > bytes_max or len(shown_entries) == ENTRIES_MAX:
                 self.unseen = len(self._order) - place
                 break
-        if gone > len(found):
+        if gone > len(shown_entries):
             before, self._order = self._order, []
             for offset in before:
                 if is_gone(offset, self._known[offset]):
                     self.waiting -= isinstance(self._known.pop(offset), Remembered)
                 else:
                     self._order.append(offset)
-        return found
+        return shown_entries
 
 
 def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:

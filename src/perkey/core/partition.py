@@ -292,11 +292,11 @@ class Partition:
         """Charge the kept data of its failures to the buffers, as the record itself."""
         self.resize(work, failure.uncharged())
 
-    def resize(self, work: Work, more: int) -> None:
+    def resize(self, work: Work, size_bytes: int) -> None:
         """It keeps this many bytes more, or fewer."""
-        work.size += more
-        self.bytes += more
-        self.lanes.grow(work, more)
+        work.size += size_bytes
+        self.bytes += size_bytes
+        self.lanes.grow(work, size_bytes)
 
     # -- what is known of records before their turn comes ----------------------------------------
 
@@ -338,12 +338,12 @@ class Partition:
         """The hold of a record or its lane, the one that ends last; None if there is none."""
         if not self.holds:
             return None
-        found = None
+        longest = None
         for key in (self.lanes.key_of(work.record), work.offset):
             by = self.holds.get(key)
-            if by is not None and by.until > now and (found is None or by.until > found.until):
-                found = by
-        return found
+            if by is not None and by.until > now and (longest is None or by.until > longest.until):
+                longest = by
+        return longest
 
     def close(self) -> None:
         """The epoch has ended: drop what waits."""
@@ -391,9 +391,9 @@ class Partition:
 
     def committed_or_sent(self) -> list[range]:
         """Offsets that the broker may store: the known one, refused ones, the one in flight."""
-        one = self.commit
-        sent = [] if one.sent is None else [one.sent.frontier]
-        return [one.refusals, *(range(at, at + 1) for at in (one.committed, *sent))]
+        latest = self.commit
+        sent = [] if latest.sent is None else [latest.sent.frontier]
+        return [latest.refusals, *(range(at, at + 1) for at in (latest.committed, *sent))]
 
     @property
     def last_sent(self) -> int:

@@ -109,7 +109,7 @@ class Portions:
         The first ones, in the order in which they were handled, so lanes stay in order.
         """
         allowed = self.culprits.choose(due)
-        sending = [one for one in due if one.outputs or _letters_bytes(one.commit.claims)]
+        sending = [owner for owner in due if owner.outputs or _letters_bytes(owner.commit.claims)]
         share = self.most_bytes // max(1, len(sending))
         chosen: dict[Partition, list[Work]] = {}
         self._sent_bytes = 0
@@ -130,7 +130,11 @@ class Portions:
         self._turn += 1
         begin = min(range(len(due)), key=lambda place: self._led.get(due[place], 0))
         if not self.culprits.alone:
-            self._led = {one: at for one, at in self._led.items() if one.state != states.CLOSED}
+            self._led = {
+                partition: at
+                for partition, at in self._led.items()
+                if partition.state != states.CLOSED
+            }
             self._led[due[begin]] = self._turn
         return [*due[begin:], *due[:begin]]
 
@@ -166,8 +170,8 @@ class Portions:
         `slow`: it timed out. `reason`: it was aborted because of its content, without a name.
         """
         if committed and 2 * self._sent_bytes >= self.most_bytes:
-            more = self.most_bytes + self.most_bytes // 8 + 1
-            self.most_bytes = min(self._limits.transaction_bytes, more)
+            larger_bytes = self.most_bytes + self.most_bytes // 8 + 1
+            self.most_bytes = min(self._limits.transaction_bytes, larger_bytes)
         # If nothing at all succeeded, the size was not the reason.
         elif slow and not committed and len(stuck) < max(1, len(sent)):
             self.most_bytes = max(1, min(self.most_bytes, self._sent_bytes) // 2)
@@ -249,7 +253,7 @@ class Culprits:
         self._aside = [group for group in self._aside if group.suspected]
         if not self._aside:
             return {partition: partition.commit.claims for partition in due}
-        aside = {one for group in self._aside for one in group.suspected}
+        aside = {suspect for group in self._aside for suspect in group.suspected}
         others = {partition: without(partition.commit.claims, aside) for partition in due}
         if not self._others_went and any(others.values()):
             return others
@@ -415,4 +419,4 @@ def without(
 def _more(due: Sequence[Partition], sent: Sequence[Work]) -> bool:
     """Whether others wait: outputs that were not in this transaction, or records without any."""
     inside = {id(work.outputs) for work in sent}
-    return any(id(work.outputs) not in inside for one in due for work in one.commit.claims)
+    return any(id(work.outputs) not in inside for item in due for work in item.commit.claims)

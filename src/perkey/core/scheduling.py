@@ -440,7 +440,7 @@ class Desired:
     def apply(self, partition: Partition) -> None:
         """Pause or resume the partition accordingly."""
         topic, handler = partition.topic, partition.handler
-        by_command = any(one.holds(topic, handler.index) for one in self.steering.pauses)
+        by_command = any(pause.holds(topic, handler.index) for pause in self.steering.pauses)
         partition.gate.put(PAUSED, on=self._all != (topic in self._toggled))
         partition.gate.put(COMMAND, on=by_command)
         handler.enlist(partition)

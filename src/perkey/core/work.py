@@ -375,19 +375,19 @@ class Failure:
 
     def uncharged(self) -> int:
         """Bytes that were not charged to the buffers yet; marks them as charged."""
-        more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self.charged
-        self.charged += more
-        return more
+        added = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self.charged
+        self.charged += added
+        return added
 
-    def note(self, at: float, what: str) -> None:
+    def note(self, at: float, event: str) -> None:
         """Add an event to the bounded history."""
         if len(self._what) == STORY_EVENTS_MAX:
             self._bytes[1] = max(0, self._bytes[1] - size_bytes(self._what[0]))
             del self._what[0], self._at[0]
-        what, more = self._texts.same(what)
-        self._what.append(what)
+        event, added = self._texts.same(event)
+        self._what.append(event)
         self._at.append(at)
-        self._bytes[1] += more
+        self._bytes[1] += added
 
     @property
     def story(self) -> list[StoryEvent]:
