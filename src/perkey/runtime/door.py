@@ -60,10 +60,10 @@ class Recent:
         return "\n".join([f"The last {len(events)} events, oldest first:", *events])
 
 
-def _line(now: float, what: Any, about: Any) -> str:
-    if isinstance(what, int):
-        return f"  {now:.3f} calls_ended: {what} done, {about} otherwise"
-    return f"  {now:.3f} {what}: {', '.join(about)}" if about else f"  {now:.3f} {what}"
+def _line(now: float, event: Any, about: Any) -> str:
+    if isinstance(event, int):
+        return f"  {now:.3f} calls_ended: {event} done, {about} otherwise"
+    return f"  {now:.3f} {event}: {', '.join(about)}" if about else f"  {now:.3f} {event}"
 
 
 def _name(event: Callable[..., object]) -> str:
@@ -283,7 +283,7 @@ class Door:
         due = self.engine.next_deadline()
         if self.deadlines:
             now = self.clock()
-            due = min(due, *[one.next_due(now) for one in self.deadlines])
+            due = min(due, *[heap.next_due(now) for heap in self.deadlines])
         return due
 
     def tick(self, now: float) -> None:
@@ -299,11 +299,11 @@ def account_of(door: Door, *, records: bool = True) -> Account:
     Without `records` it only counts: for queries every second that must not touch each record.
     """
     account, partitions = door.call(begin)
-    for some in slices(partitions, records=records):
-        account.copies.extend(copied(door, some, records=records))
+    for slice_ in slices(partitions, records=records):
+        account.copies.extend(copied(door, slice_, records=records))
     return account
 
 
-def copied(door: Door, some: list[Partition], *, records: bool) -> list[tuple[Any, ...]]:
+def copied(door: Door, slice_: list[Partition], *, records: bool) -> list[tuple[Any, ...]]:
     """A slice of it."""
-    return door.call(lambda engine, _now: copies(engine, some, records=records))
+    return door.call(lambda engine, _now: copies(engine, slice_, records=records))

@@ -123,23 +123,23 @@ class Charges:
         if iscoroutinefunction(function):
 
             @wraps(function)
-            async def charged(record: Any, *more: Any) -> Any:
+            async def charged(record: Any, *rest: Any) -> Any:
                 CHARGE.set(Charge(self.report))
-                return await function(record, *more)
+                return await function(record, *rest)
 
             return charged
 
         @wraps(function)
-        def called(record: Any, *more: Any) -> Any:
+        def called(record: Any, *rest: Any) -> Any:
             CHARGE.set(Charge(self.report))
-            return function(record, *more)
+            return function(record, *rest)
 
         return called
 
     def report(self, record: Record[Any], cost: float, before: float | None) -> None:
         """Report the cost of a call of this record. Thread-safe."""
-        one = Charged(self._handler, record.topic, record.partition, record.offset, cost, before)
-        self.door.post(lambda engine, now: engine.charged(now, [one]))
+        charge = Charged(self._handler, record.topic, record.partition, record.offset, cost, before)
+        self.door.post(lambda engine, now: engine.charged(now, [charge]))
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class HandlerPlan:
 def handled(done: Iterable[Work], ended: Iterable[Ended]) -> Iterator[Work]:
     """The records of a batch that its call has handled; returned ones had no call."""
     yield from done
-    yield from (one.work for one in ended if not isinstance(one, Unhandled))
+    yield from (ending.work for ending in ended if not isinstance(ending, Unhandled))
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:

@@ -72,11 +72,11 @@ def _asked(
         left_out = _sparse.left_out((handler, name))
         instead = INSTEAD[name]
         if left_out is not None:
-            more = {"similar_lines_omitted": left_out} if left_out else {}
-            what = "costs 1" if instead == _COST else "belongs to the value None"
+            omitted = {"similar_lines_omitted": left_out} if left_out else {}
+            instead_text = "costs 1" if instead == _COST else "belongs to the value None"
             event(
-                "error", f"{name} failed: the record {what}",
+                "error", f"{name} failed: the record {instead_text}",
                 handler=handler, offset=record.offset,
-                error=f"{type(error).__name__}: {message_of(error)}", **more,
+                error=f"{type(error).__name__}: {message_of(error)}", **omitted,
             )  # fmt: skip
         return instead

@@ -126,7 +126,7 @@ class Committer:
 
     def under_way(self, where: Collection[TopicPartition], within_s: float = ANSWER_S) -> bool:
         """Whether a recent commit that names one of these is not answered."""
-        return any(self._unanswered(one, within_s) for one in where)
+        return any(self._unanswered(place, within_s) for place in where)
 
     def _unanswered(self, where: TopicPartition, within_s: float) -> bool:
         token = self._newest.get(where)
@@ -164,14 +164,14 @@ class Committer:
         return False
 
     def _report(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
-        found = [
+        doubtful = [
             Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
             for one in answers
             if (one.topic, one.partition) in known
         ]
-        if found:
-            self._membership.door.call(lambda engine, now: engine.commit_answered(now, found))
-            stored = all(one.verdict == "stored" for one in found)
+        if doubtful:
+            self._membership.door.call(lambda engine, now: engine.commit_answered(now, doubtful))
+            stored = all(one.verdict == "stored" for one in doubtful)
             self.on_answered(sequence, stored)
 
     # -- on the background thread ---------------------------------------------------------------
@@ -185,7 +185,7 @@ class Committer:
         except Exception:  # of any kind: the engine requests it again
             values = [(p, None, "") for p in partitions]
         else:
-            read = zip(partitions, [held[one] for one in where], strict=True)
+            read = zip(partitions, [held[place] for place in where], strict=True)
             values = [(p, -1 if offset is None else offset, text) for p, (offset, text) in read]
         self._membership.door.call(lambda engine, now: engine.committed_read(now, values))
 

@@ -314,7 +314,7 @@ class Member:
             self._take(polled)
             # Whether it was empty, and there was nothing else to do.
             looked_for = self._rebalance.waiting or self._out_of_range.held()
-            held = any(one.busy for one in self.partitions.values())
+            held = any(partition.busy for partition in self.partitions.values())
             busy = polled.batches or looked_for or held or not self.partitions
             self._quiet_polls = 0 if busy else self._quiet_polls + 1
         self.committer.send_planned()
@@ -460,9 +460,14 @@ class Member:
         away = self.run_log.broker_lost_at is not None  # one cause for all of them
         silent = {} if away else self._watchdog.silent
         silent = {w: since for w, since in silent.items() if w in self.partitions}
-        found = unread(waiting, stuck, silent, lambda topic: plans[route(topic)].spec.name)
+        unread_partitions = unread(
+            waiting, stuck, silent, lambda topic: plans[route(topic)].spec.name
+        )
         gone = self.config.topic_ids.gone
-        return [one._replace(reason=TOPIC_GONE) if one.topic in gone else one for one in found]
+        return [
+            entry._replace(reason=TOPIC_GONE) if entry.topic in gone else entry
+            for entry in unread_partitions
+        ]
 
     @property
     def refetched(self) -> int:

@@ -56,7 +56,7 @@ REPLACED = frozenset(OURS + name for name in _FIELDS.split())
 def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMessage:
     """The letter of a record: the original, with headers named as in KIP-1191."""
     record: Record = work.record
-    theirs: Headers = tuple(one for one in record.headers if one[0] not in REPLACED)
+    theirs: Headers = tuple(header for header in record.headers if header[0] not in REPLACED)
     replays = 0
     if len(theirs) < len(record.headers):  # how often an earlier letter has been replayed
         count = dict(record.headers).get(REPLAYS) or b""
@@ -87,7 +87,7 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
 
 def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Headers]:
     """The parts of the record that the letter may contain, and its headers; marks a lost part."""
-    kept = tuple(one for one in record.headers if one[0].startswith(OURS))
+    kept = tuple(header for header in record.headers if header[0].startswith(OURS))
     if policy.transform is None:
         marked = (*record.headers, LEFT_OUT) if record.value is not None else record.headers
         return record._replace(value=None), marked
@@ -102,8 +102,11 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
             error=f"{type(error).__name__}: {error}",
         )
         return record._replace(value=None), (*kept, UNSHOWN, NO_HEADERS_SHOWN)
-    own = tuple(one for one in headers if not one[0].startswith(OURS))
-    if (value, own) == (record.value, tuple(one for one in record.headers if one not in kept)):
+    own = tuple(header for header in headers if not header[0].startswith(OURS))
+    if (value, own) == (
+        record.value,
+        tuple(header for header in record.headers if header not in kept),
+    ):
         return record, record.headers
     return record._replace(value=value, key=made.key), (*own, *kept, CHANGED)
 
@@ -132,7 +135,7 @@ def smaller(letter: OutMessage) -> tuple[OutMessage, str] | None:
     """
     if letter.value is not None:
         return letter._replace(value=None, headers=(*letter.headers, NO_VALUE)), "value"
-    ours = tuple(one for one in letter.headers if one[0].startswith(OURS))
+    ours = tuple(header for header in letter.headers if header[0].startswith(OURS))
     if len(ours) < len(letter.headers):
         return letter._replace(headers=(*ours, NO_HEADERS)), "headers"
     if letter.key is not None and len(letter.key) > KEY_BYTES_MAX:
@@ -201,12 +204,14 @@ class _Pending:
 
     def sent(self) -> tuple[Sent, ...]:
         """The messages that the broker has stored."""
-        return tuple(one.sent for one in self.answers if one is not None and one.sent is not None)
+        return tuple(
+            answer.sent for answer in self.answers if answer is not None and answer.sent is not None
+        )
 
     def reason(self) -> ErrorInfo | None:
         """Why they are not all stored: a refusal, if there is one."""
-        failed = [one for one in self.answers if one is not None and one.error]
-        failed.sort(key=lambda one: one.again)
+        failed = [answer for answer in self.answers if answer is not None and answer.error]
+        failed.sort(key=lambda answer: answer.again)
         return failed[0].error if failed else None
 
     def first_again(self) -> int | None:
@@ -214,8 +219,8 @@ class _Pending:
 
         Later messages are sent again, though stored: the outputs of one record keep their order.
         """
-        failed = [i for i, one in enumerate(self.answers) if one is not None and one.error]
-        if not failed or not all((one := self.answers[i]) and one.again for i in failed):
+        failed = [i for i, answer in enumerate(self.answers) if answer is not None and answer.error]
+        if not failed or not all((answer := self.answers[i]) and answer.again for i in failed):
             return None
         return failed[0]
 

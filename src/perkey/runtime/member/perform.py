@@ -45,30 +45,32 @@ class Performer:
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
-            fx.Send: lambda one: outputs.send(one.work, one.outputs),
-            fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
-            fx.AskExhausted: lambda one: membership.callbacks.call(self._decide, one),
+            fx.Send: lambda effect: outputs.send(effect.work, effect.outputs),
+            fx.SendDeadLetter: lambda effect: outputs.send_dead_letter(
+                effect.work, effect.topic, effect.error
+            ),
+            fx.AskExhausted: lambda effect: membership.callbacks.call(self._decide, effect),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
-            fx.ReadCommitted: lambda one: membership.background(
-                lambda: committer.read_back(one.partitions)
+            fx.ReadCommitted: lambda effect: membership.background(
+                lambda: committer.read_back(effect.partitions)
             ),
-            fx.PauseIntake: lambda one: membership.on_poll_thread(
-                lambda: membership.consumer.pause([part.where for part in one.partitions])
+            fx.PauseIntake: lambda effect: membership.on_poll_thread(
+                lambda: membership.consumer.pause([part.where for part in effect.partitions])
             ),
-            fx.ResumeIntake: lambda one: membership.on_poll_thread(
-                lambda: membership.consumer.resume([part.where for part in one.partitions])
+            fx.ResumeIntake: lambda effect: membership.on_poll_thread(
+                lambda: membership.consumer.resume([part.where for part in effect.partitions])
             ),
             fx.Refetch: refetcher.ask,
             fx.Finished: self._finished.append,
-            fx.CommitsStored: lambda one: membership.callbacks.call(
-                config.on_commit, one.committed
+            fx.CommitsStored: lambda effect: membership.callbacks.call(
+                config.on_commit, effect.committed
             ),
             fx.Answered: self._answered,
             fx.Note: self._note,
             fx.Troubled: run_log.trouble,
             fx.Drained: self._drained,
-            fx.Fatal: lambda one: membership.fail(one.reason, one.error),
+            fx.Fatal: lambda effect: membership.fail(effect.reason, effect.error),
         }
 
     def perform(self, effects: list[fx.Effect]) -> None:
@@ -110,8 +112,8 @@ class Performer:
         # There may be thousands, such as parked records: one line per ten seconds.
         left_out = self._sparse.left_out(effect.event)
         if left_out is not None:
-            more = {"alike": left_out} if left_out else {}
-            event(effect.level, effect.event, **(effect.fields | more))
+            omitted = {"alike": left_out} if left_out else {}
+            event(effect.level, effect.event, **(effect.fields | omitted))
 
     def _drained(self, _effect: fx.Drained) -> None:
         self._on_drained()

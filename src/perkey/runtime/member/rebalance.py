@@ -116,13 +116,13 @@ class Rebalance:
         reason = NO_LEADER
         with self._proof.waits("the start offsets of its assignment"):
             try:
-                found = self._membership.consumer.find(partitions, ASSIGN_FIND_S)
+                starts = self._membership.consumer.find(partitions, ASSIGN_FIND_S)
             except KafkaUnavailable as error:
-                found, reason = {}, str(error)
-            if left := [where for where in partitions if where not in found]:
+                starts, reason = {}, str(error)
+            if left := [where for where in partitions if where not in starts]:
                 event("info", "assigned, waits for offsets", partitions=names(left), reason=reason)
                 self.find_later(left, reason)
-            return self._assigned(found, began) if found else {}
+            return self._assigned(starts, began) if starts else {}
 
     def _assigned(
         self, found: dict[TopicPartition, Found], began: float
@@ -166,12 +166,12 @@ class Rebalance:
             return
         reason = NO_LEADER
         try:
-            found = self._membership.consumer.find(left, FIND_S)
-            if silent := [where for where in left if where not in found]:
+            starts = self._membership.consumer.find(left, FIND_S)
+            if silent := [where for where in left if where not in starts]:
                 reason = self._membership.consumer.leader_of(silent[0]) or NO_LEADER
         except Exception as error:  # of any kind: it is looked up again, or never started
-            found, reason = {}, str(error) or type(error).__name__
-        self._membership.on_poll_thread(partial(self._found, look, left, found, reason))
+            starts, reason = {}, str(error) or type(error).__name__
+        self._membership.on_poll_thread(partial(self._found, look, left, starts, reason))
 
     def _waits(self, where: TopicPartition, token: int) -> bool:
         """Whether it still waits for its start, in this assignment."""
@@ -204,7 +204,7 @@ class Rebalance:
             self._later.append((now + FIND_AGAIN_S, look._replace(partitions=left)))
 
     def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:
-        ours = {where: one for where, one in found.items() if self._waits(where, token)}
+        ours = {where: start for where, start in found.items() if self._waits(where, token)}
         for where in ours:
             del self.waiting[where]
         if ours:
@@ -218,8 +218,8 @@ class Rebalance:
         membership = self._membership
         found = self._config.topic_ids.fresh(found)
         assignments = []
-        for where, one in found.items():
-            start = resolve(one, self._config.on_offset_lost)
+        for where, assignment in found.items():
+            start = resolve(assignment, self._config.on_offset_lost)
             if isinstance(start, OffsetLost):
                 membership.fail(f"{where[0]}[{where[1]}]: {start.reason}")
                 continue
@@ -234,8 +234,8 @@ class Rebalance:
                     start.restored_top,
                     start.restored_not_done,
                     start.commit_start,
-                    -1 if one.committed is None else one.committed,
-                    one.log_end,
+                    -1 if assignment.committed is None else assignment.committed,
+                    assignment.log_end,
                     start.remembered,
                     time.time(),
                 )
@@ -244,8 +244,12 @@ class Rebalance:
             return {}
         opened = membership.door.call(lambda engine, now: engine.assigned(now, assignments))
         membership.partitions.update((partition.where, partition) for partition in opened)
-        membership.callbacks.call(self._config.on_assign, [one.where for one in opened])
-        return {(one.topic, one.partition): one.start for one in assignments}
+        membership.callbacks.call(
+            self._config.on_assign, [assignment.where for assignment in opened]
+        )
+        return {
+            (assignment.topic, assignment.partition): assignment.start for assignment in assignments
+        }
 
     # -- revoked -----------------------------------------------------------------------------------
 

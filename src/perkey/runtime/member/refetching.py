@@ -78,7 +78,7 @@ class Refetcher:
             self._membership.pause(AGAIN_S)
         else:
             return
-        sizes = [content_bytes(one.key, one.value, one.headers) for one in records]
+        sizes = [content_bytes(record.key, record.value, record.headers) for record in records]
         tags, number = tags_of(partition.handler.spec, records), effect.number
         self._membership.door.post(
             lambda engine, now: engine.refetched(now, partition, number, records, sizes, tags)
@@ -93,7 +93,7 @@ class Refetcher:
                 assert self._make_reader is not None
                 self._reader = self._make_reader()
             found = fetch(self._reader, places, GAP_MAX)
-            return sorted(found, key=lambda one: one.offset)
+            return sorted(found, key=lambda record: record.offset)
         except Exception as error:
             self._close_reader()
             event(

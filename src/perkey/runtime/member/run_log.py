@@ -114,7 +114,7 @@ class RunLog:
 
         A failed commit proves nothing: librdkafka reports failures for unreachable brokers.
         """
-        stored = any(one.verdict == "stored" for one in polled.commits)
+        stored = any(commit.verdict == "stored" for commit in polled.commits)
         if polled.batches or polled.ends or stored:
             self.broker_seen(self._clock())
         if polled.connection:
@@ -234,10 +234,10 @@ class RunLog:
         common = {"handler": handler, "outcome": effect.outcome, "error_type": error.type}
         self._given_up[kind] = Alike(self._clock(), common)
         fields = {**_where(effect), "attempts": effect.attempts, "error": _text(error)}
-        what = _GIVEN_UP[effect.outcome]
+        message = _GIVEN_UP[effect.outcome]
         # Never empty: a formatter would print the exception, unescaped.
         trace = ABOVE if above else error.traceback or error.line
-        self._add(Line("error", what, fields, trace, raised))
+        self._add(Line("error", message, fields, trace, raised))
 
     # -- on the watching thread --------------------------------------------------------------------
 
@@ -362,11 +362,11 @@ class Troubles:
         """
         late = time.time() - FAILING_S
         return {
-            name: one
-            for name, one in list(self._in_a_row.items())
-            if one.failed >= FAILING_MIN
-            and one.since <= late
-            and one.done == handlers[name]["done"]
+            name: streak
+            for name, streak in list(self._in_a_row.items())
+            if streak.failed >= FAILING_MIN
+            and streak.since <= late
+            and streak.done == handlers[name]["done"]
         }
 
     def note(self, effect: fx.Troubled) -> None:
@@ -374,10 +374,10 @@ class Troubles:
         handler, at = effect.work.partition.handler.name, time.time()
         if effect.outcome == "failed":
             done, error = effect.work.partition.handler.done, effect.error
-            one = self._in_a_row.get(handler)
-            if one is None or one.done != done:
-                one = InARow(done, 0, at, error)
-            self._in_a_row[handler] = one._replace(failed=one.failed + 1, error=error)
+            streak = self._in_a_row.get(handler)
+            if streak is None or streak.done != done:
+                streak = InARow(done, 0, at, error)
+            self._in_a_row[handler] = streak._replace(failed=streak.failed + 1, error=error)
         name = (handler, effect.error.type)
         if name not in self._kinds and len(self._kinds) >= KINDS_SHOWN_MAX:
             name = (handler, OTHERS)
@@ -389,8 +389,8 @@ class Troubles:
     def is_first_of_none(self, effect: fx.Troubled) -> bool:
         """Whether just now FAILING_MIN attempts of its handler have failed, and none succeeded."""
         handler = effect.work.partition.handler
-        one = self._in_a_row.get(handler.name)
-        failed = effect.outcome == "failed" and one is not None and one.failed == FAILING_MIN
+        streak = self._in_a_row.get(handler.name)
+        failed = effect.outcome == "failed" and streak is not None and streak.failed == FAILING_MIN
         return failed and not handler.done
 
     def rows(self) -> list[dict[str, Any]]:

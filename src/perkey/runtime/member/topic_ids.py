@@ -80,18 +80,20 @@ class TopicIds:
                 )
             if looks >= MISSED_MAX:
                 membership.on_poll_thread(partial(self._gone, membership, reread, topic))
-        for topic, found in ids.items():
+        for topic, fresh_id in ids.items():
             held = [where for where in list(membership.partitions) if where[0] == topic]
             if any(where not in self._ids for where in held):
                 # What was looked up before the id was known may be of a former topic.
                 self._on_unsure(topic)
-            if any(self._ids.setdefault(where, found) != found for where in held):
-                membership.on_poll_thread(partial(self._again, membership, reread, topic, found))
+            if any(self._ids.setdefault(where, fresh_id) != fresh_id for where in held):
+                membership.on_poll_thread(partial(self._again, membership, reread, topic, fresh_id))
 
-    def _again(self, membership: GroupMembership, reread: Reread, topic: str, found: str) -> None:
+    def _again(
+        self, membership: GroupMembership, reread: Reread, topic: str, fresh_id: str
+    ) -> None:
         """On the polling thread: restart the partitions of a former topic."""
         held = [where for where in membership.partitions if where[0] == topic]
-        where = [one for one in held if self._ids.get(one, found) != found]
+        where = [place for place in held if self._ids.get(place, fresh_id) != fresh_id]
         if not where:
             return
         membership.consumer.pause(where)
@@ -113,10 +115,14 @@ class TopicIds:
         that run at least once end first.
         """
         where = [
-            one.where
-            for one in membership.partitions.values()
-            if one.topic == topic
-            and (one.claiming or one.handler.exact or not (one.in_flight or one.sending))
+            partition.where
+            for partition in membership.partitions.values()
+            if partition.topic == topic
+            and (
+                partition.claiming
+                or partition.handler.exact
+                or not (partition.in_flight or partition.sending)
+            )
         ]
         if where:
             membership.consumer.pause(where)
@@ -139,15 +145,19 @@ class TopicIds:
             self._on_unsure(topic)
         result, again = dict(found), dict[str, str]()
         for where, (known, committed) in former.items():
-            one, present = found[where], ids.get(where[0])
+            start, present = found[where], ids.get(where[0])
             if present is not None:
                 self._ids[where] = present
             if present is None or present == known:
                 continue
             again[where[0]] = present
-            if one.committed is not None and any(one.committed in some for some in committed):
+            if start.committed is not None and any(
+                start.committed in offsets for offsets in committed
+            ):
                 # Also with "latest": the new topic's records came while the group was subscribed.
-                result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
+                result[where] = replace(
+                    start, committed=None, metadata="", reset_to=start.log_start
+                )
         for topic, present in again.items():  # also if the group noticed it before this check
             event("warning", "topic was recreated", topic=topic, topic_id=present)
         return result

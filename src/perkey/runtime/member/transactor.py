@@ -116,8 +116,8 @@ class Transactor:
             # record.
             works.sort(key=lambda w: w.outputs.number if type(w.outputs) is SharedOutputs else -1)
         self._shared_seen.clear()
-        mine = [() if work.outputs is None else self._messages(work) for work in works]
-        messages = [message for one in mine for message in one]
+        messages_of = [() if work.outputs is None else self._messages(work) for work in works]
+        messages = [message for one in messages_of for message in one]
         offsets, read_back = offsets_of(effect.items), partial(self._read_back, effect.items)
         began = time.monotonic()
         try:
@@ -141,7 +141,7 @@ class Transactor:
         took_s = time.monotonic() - began
         self.took.observe(took_s)
         self._slow = took_s >= SLOW_S
-        self._answer(effect.sequence, works, [len(one) for one in mine], end)
+        self._answer(effect.sequence, works, [len(one) for one in messages_of], end)
 
     def _find_out(
         self, end: TransactionEnd, offsets: Sequence[ToCommit], read_back: ReadBack
@@ -194,7 +194,7 @@ class Transactor:
             return None
         ours = {item.partition.where for item in items if item.partition.state != CLOSED}
         # Without any it makes no difference: no record of theirs is handled or sent again here.
-        return [held[one] if one in ours or not ours else None for one in where]
+        return [held[place] if place in ours or not ours else None for place in where]
 
     def _answer(
         self, sequence: int, works: Sequence[Work], counts: Sequence[int], end: TransactionEnd
@@ -208,9 +208,9 @@ class Transactor:
         for work, count in zip(works, counts, strict=True):
             if work.outputs is None:
                 continue  # it had no messages
-            mine = [next(answers) for _ in range(count)]
-            sent.append((work, tuple(one.sent for one in mine if one and one.sent)))
-            bad = next((one for one in mine if self._port.is_refusal(one)), None)
+            own_answers = [next(answers) for _ in range(count)]
+            sent.append((work, tuple(one.sent for one in own_answers if one and one.sent)))
+            bad = next((one for one in own_answers if self._port.is_refusal(one)), None)
             shared = type(work.outputs) is SharedOutputs
             error = batches.get(id(work.outputs)) if bad is None and shared else bad and bad.error
             if error is None or end.outcome == "committed":
@@ -278,17 +278,17 @@ def _stuck(
     If some failed with a specific error, it is those: the others failed with the abort.
     """
     answers = iter(deliveries)
-    found: dict[int, ErrorInfo] = {}
+    refusals: dict[int, ErrorInfo] = {}
     for work, count in zip(works, counts, strict=True):
-        for one in [next(answers) for _ in range(count)]:
-            if one is None or one.sent is None:
-                error = None if one is None or one.error is None else one.error
+        for answer in [next(answers) for _ in range(count)]:
+            if answer is None or answer.sent is None:
+                error = None if answer is None or answer.error is None else answer.error
                 silent = error is None or "PURGE" in error.type
-                error_of = found.get(id(work.outputs), unanswered)
-                found[id(work.outputs)] = error_of if silent or error is None else error
-    if any(error is not unanswered for error in found.values()):
-        found = {one: error for one, error in found.items() if error is not unanswered}
-    return [(work, found[id(work.outputs)]) for work in works if id(work.outputs) in found]
+                error_of = refusals.get(id(work.outputs), unanswered)
+                refusals[id(work.outputs)] = error_of if silent or error is None else error
+    if any(error is not unanswered for error in refusals.values()):
+        refusals = {answer: error for answer, error in refusals.items() if error is not unanswered}
+    return [(work, refusals[id(work.outputs)]) for work in works if id(work.outputs) in refusals]
 
 
 SLOTS_MAX = 10_000

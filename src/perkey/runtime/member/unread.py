@@ -81,7 +81,7 @@ class Watchdog:
 
     def polled(self, polled: Polled, room: int) -> None:
         """Note a poll that was limited to `room` records."""
-        if polled.batches and sum([len(one.records) for one in polled.batches]) >= room:
+        if polled.batches and sum([len(batch.records) for batch in polled.batches]) >= room:
             self._full_at = self._membership.now()
 
     def tick(self, now: float) -> None:
@@ -91,11 +91,11 @@ class Watchdog:
         self._look_at = now + LOOK_EVERY_S
         self._note(now)
         times = BUSY_TIMES if now - self._full_at < COMES_S else 1
-        stuck = {where for where, one in self._still.items() if is_stuck(one, now, times)}
+        stuck = {where for where, still in self._still.items() if is_stuck(still, now, times)}
         due = {
             where
-            for where, one in self._still.items()
-            if now - one.asked_at >= (SILENT_ASK_S if where in self._unanswered else ASK_S)
+            for where, still in self._still.items()
+            if now - still.asked_at >= (SILENT_ASK_S if where in self._unanswered else ASK_S)
         } - stuck
         if stuck:
             for where in stuck:
@@ -111,17 +111,17 @@ class Watchdog:
         """Find the partitions that have not moved since the last check."""
         paused, before = self._paused(), self._still
         self._still = {}
-        for where, one in self._membership.partitions.items():
-            if one.gate.reasons or one.intake_paused or where in paused:
+        for where, still in self._membership.partitions.items():
+            if still.gate.reasons or still.intake_paused or where in paused:
                 continue
             was = before.get(where)
-            moved = was is None or was.partition is not one or was.position != one.position
+            moved = was is None or was.partition is not still or was.position != still.position
             if was is None or moved:
                 self._answer([where])
-                was = Still(one, one.position, now, now)
+                was = Still(still, still.position, now, now)
             self._still[where] = was
         self._answer(where for where in list(self._unanswered) if where not in self._still)
-        still_s = {where: one.since for where, one in self._still.items()}
+        still_s = {where: still.since for where, still in self._still.items()}
         kept = {w: since for w, since in self.stuck.items() if still_s.get(w, now) <= since}
         if len(kept) != len(self.stuck):
             self.stuck = kept
@@ -137,8 +137,8 @@ class Watchdog:
 
     def _answer(self, where: Iterable[TopicPartition]) -> None:
         """The leaders of these partitions answer, or it no longer matters."""
-        for one in where:
-            self._unanswered.pop(one, None)
+        for place in where:
+            self._unanswered.pop(place, None)
         if not self.silent.keys() <= self._unanswered.keys():
             self.silent = {w: at for w, at in self.silent.items() if w in self._unanswered}
 
@@ -160,11 +160,11 @@ class Watchdog:
     ) -> None:
         now = self._membership.now()
         self._answer(ends)
-        self._no_answer([one for one in asked if one in self._still and one not in ends])
+        self._no_answer([still for still in asked if still in self._still and still not in ends])
         for where, end in ends.items():
-            one = self._still.get(where)
-            if one is not None and end > one.position and one.ahead_since is None:
-                self._still[where] = one._replace(ahead_since=now)
+            still = self._still.get(where)
+            if still is not None and end > still.position and still.ahead_since is None:
+                self._still[where] = still._replace(ahead_since=now)
             if where in self.stuck:
                 self.ends[where] = end
 
@@ -185,32 +185,32 @@ class Watchdog:
         membership = self._membership
         self._note(membership.now())
         for where, asked in wanted.items():
-            one = self._still.get(where)
-            if one is None or (one.partition, one.since) != (asked.partition, asked.since):
+            still = self._still.get(where)
+            if still is None or (still.partition, still.since) != (asked.partition, asked.since):
                 continue
-            end = ends.get(where, one.position)
-            if end <= one.position:
+            end = ends.get(where, still.position)
+            if end <= still.position:
                 continue
-            membership.consumer.begin(where, one.position)
+            membership.consumer.begin(where, still.position)
             self.refetched += 1
-            self.stuck = {**self.stuck, where: one.since}
+            self.stuck = {**self.stuck, where: still.since}
             self.ends[where] = end
             event(
                 "warning",
                 "partition was not fetched although its log grows: fetch restarted",
                 topic=where[0],
                 partition=where[1],
-                seconds=round(membership.now() - one.since),
-                position=one.position,
+                seconds=round(membership.now() - still.since),
+                position=still.position,
                 log_end=end,
             )
 
 
-def is_stuck(one: Still, now: float, times: int = 1) -> bool:
+def is_stuck(still: Still, now: float, times: int = 1) -> bool:
     """Whether there has been more to read for a while, and nothing came for `times` as long."""
-    if one.ahead_since is None:
+    if still.ahead_since is None:
         return False
-    return now - one.ahead_since >= COMES_S and now - one.since >= STILL_S * times
+    return now - still.ahead_since >= COMES_S and now - still.since >= STILL_S * times
 
 
 def unread(
@@ -221,13 +221,13 @@ def unread(
 ) -> list[Unread]:
     """Every assigned partition that is not read, with its place."""
     return [
-        Unread(*where, handler_of(where[0]), "start_unknown", one.since, one.reason)
-        for where, one in waiting.items()
+        Unread(*where, handler_of(where[0]), "start_unknown", partition.since, partition.reason)
+        for where, partition in waiting.items()
     ] + [
         Unread(*where, handler_of(where[0]), "not_fetched", since, reason)
-        for found, reason in ((stuck, GROWS), (silent, SILENT))
-        for where, since in found.items()
-        if found is stuck or where not in stuck
+        for places, reason in ((stuck, GROWS), (silent, SILENT))
+        for where, since in places.items()
+        if places is stuck or where not in stuck
     ]
 
 
@@ -255,23 +255,23 @@ class OutOfRange:
     def received(self, where: Sequence[TopicPartition]) -> None:
         """The consumer has stopped fetching these."""
         held = self._membership.partitions
-        self._look({one: held[one] for one in where if one in held})
+        self._look({place: held[place] for place in where if place in held})
 
     def tick(self, now: float) -> None:
         """Called often."""
         if self._later:
-            due = {one: p for one, (p, at) in self._later.items() if now >= at}
-            for one in due:
-                del self._later[one]
+            due = {where: p for where, (p, at) in self._later.items() if now >= at}
+            for where in due:
+                del self._later[where]
             self._look(due)
-        for one, (partition, deadline) in list(self._ending.items()):
+        for where, (partition, deadline) in list(self._ending.items()):
             busy = partition.in_flight or partition.sending or partition.retrying
             waits = busy or partition.claiming or partition.healthy > 0 or not partition.settled
             # Everything that can finish is committed; parked records remain.
             if now >= deadline or not waits:
-                del self._ending[one]
-                if self._ours(one, partition):
-                    self._reread([one])
+                del self._ending[where]
+                if self._ours(where, partition):
+                    self._reread([where])
 
     def _look(self, wanted: Mapping[TopicPartition, Partition]) -> None:
         if wanted:
@@ -280,52 +280,52 @@ class OutOfRange:
     def _find(self, wanted: Mapping[TopicPartition, Partition]) -> None:
         """On the background thread."""
         try:
-            found = self._membership.consumer.find(list(wanted), FIND_S)
+            starts = self._membership.consumer.find(list(wanted), FIND_S)
         except Exception:  # of any kind: it is looked up again, or no longer fetched
-            found = {}
-        self._membership.on_poll_thread(partial(self._proceed, wanted, found))
+            starts = {}
+        self._membership.on_poll_thread(partial(self._proceed, wanted, starts))
 
     def _proceed(
         self, wanted: Mapping[TopicPartition, Partition], found: Mapping[TopicPartition, Found]
     ) -> None:
         now = self._membership.now()
-        for one, partition in wanted.items():
-            log = found.get(one)
-            if not self._ours(one, partition):
+        for where, partition in wanted.items():
+            log = found.get(where)
+            if not self._ours(where, partition):
                 continue
             if log is None:
-                self._later[one] = partition, now + AGAIN_S
+                self._later[where] = partition, now + AGAIN_S
             elif partition.position > log.log_end:
                 event(
                     "warning",
                     "the log was truncated: records already read are finished first",
-                    topic=one[0],
-                    partition=one[1],
+                    topic=where[0],
+                    partition=where[1],
                     position=partition.position,
                     log_end=log.log_end,
                 )
-                self._ending[one] = partition, now + self._config.drain_timeout_s
+                self._ending[where] = partition, now + self._config.drain_timeout_s
             else:
-                self._move(one, partition, log)
+                self._move(where, partition, log)
 
-    def _move(self, one: TopicPartition, partition: Partition, log: Found) -> None:
+    def _move(self, where: TopicPartition, partition: Partition, log: Found) -> None:
         """Continue at the log's start, or at the current position if the error was temporary."""
         membership = self._membership
         if log.log_start > partition.position:
             event(
                 "warning",
                 "records were deleted before they were read",
-                topic=one[0],
-                partition=one[1],
+                topic=where[0],
+                partition=where[1],
                 first=partition.position,
                 last=log.log_start - 1,
             )
             membership.door.call(
                 lambda engine, at: engine.reached(at, [(partition, log.log_start)])
             )
-        membership.consumer.begin(one, partition.position)
+        membership.consumer.begin(where, partition.position)
         if partition.intake_paused:
-            membership.consumer.pause([one])
+            membership.consumer.pause([where])
 
-    def _ours(self, one: TopicPartition, partition: Partition) -> bool:
-        return self._membership.partitions.get(one) is partition
+    def _ours(self, where: TopicPartition, partition: Partition) -> bool:
+        return self._membership.partitions.get(where) is partition

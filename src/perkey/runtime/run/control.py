@@ -113,7 +113,7 @@ class Control:
         """The commands in force, and the last ones with their answers, newest last."""
         with self._lock:
             return {
-                "in_force": [one.row() for one in self._desired.commands],
+                "in_force": [command.row() for command in self._desired.commands],
                 "log": list(self._log),
             }
 
@@ -168,13 +168,13 @@ class Control:
         """End pauses, and the outages of handlers whose records wait for a probe."""
         waiting: set[str] = set()
         if order.topic is None:
-            waiting = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
+            waiting = {halt["handler"] for halt in halts if halt["cause"] in ("outage", "brake")}
         if order.handler is not None:
             waiting &= {order.handler}
         ended, left = self._desired.resumed_by(order)
         if not ended and not waiting:
-            more = f"; in force: {left}" if left else ""
-            return self._answer("unchanged", f"no command paused {what(order)}{more}")
+            left_text = f"; in force: {left}" if left else ""
+            return self._answer("unchanged", f"no command paused {what(order)}{left_text}")
         if order.dry_run:
             return self._would(order, f"resume {what(order)}: {here}")
         self._desired.end(ended)
@@ -182,8 +182,8 @@ class Control:
         if waiting:
             numbers = [self._names.index(name) for name in sorted(waiting)]
             self._started().door.call(lambda engine, at: engine.end_outages(at, numbers))
-        more = f"; still paused: {left}" if left else ""
-        return self._answer("done", f"resumed {what(order)}: {here}{more}")
+        left_text = f"; still paused: {left}" if left else ""
+        return self._answer("done", f"resumed {what(order)}: {here}{left_text}")
 
     def _would(self, order: Order, words: str, until: float | None = None) -> Answer:
         """The answer of a dry run: with the first affected records."""

@@ -47,7 +47,7 @@ class Desired:
     def put(self, order: Order, until: float) -> None:
         """In force until then, in place of an earlier one of the same; ConfigError for too many."""
         new = InForce(order, until)
-        others = tuple(one for one in self.commands if one.subject != new.subject)
+        others = tuple(command for command in self.commands if command.subject != new.subject)
         if len(others) == len(self.commands) >= IN_FORCE_MAX:
             raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
         self.commands = (*others, new)
@@ -56,17 +56,17 @@ class Desired:
         """The pauses that a resume ends, and in words those that it leaves."""
         whole = order.topic is None and order.handler is None
         target = (order.topic, order.handler)
-        paused = [one for one in self.commands if one.order.action == "pause"]
+        paused = [command for command in self.commands if command.order.action == "pause"]
         ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
-        return ended, ", ".join(what(one.order) for one in paused if one not in ended)
+        return ended, ", ".join(what(command.order) for command in paused if command not in ended)
 
     def end(self, ended: Sequence[InForce]) -> None:
         """End these commands."""
-        self.commands = tuple(one for one in self.commands if one not in ended)
+        self.commands = tuple(command for command in self.commands if command not in ended)
 
     def over(self, now: float) -> list[InForce]:
         """Those whose time is over."""
-        return [one for one in self.commands if one.until <= now]
+        return [command for command in self.commands if command.until <= now]
 
     def steering(self) -> Steering:
         """All of it for the engine; of two settings of a handler the later one counts."""

@@ -160,9 +160,9 @@ class Drain:
         """
         if time.monotonic() < self._held_due:
             return None
-        found = held_of(self._left, now, ours)
-        self._held_due = time.monotonic() + (HELD_AFTER_S if found is None else HELD_EVERY_S)
-        return found
+        line = held_of(self._left, now, ours)
+        self._held_due = time.monotonic() + (HELD_AFTER_S if line is None else HELD_EVERY_S)
+        return line
 
     def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
         """Whether this member has parked records and others are idle: they probably wait for it.
@@ -207,7 +207,7 @@ class Drain:
                 self._standing[where] = (offset, time.monotonic())
             # Beyond the log's end it is of another log, and irrelevant for this one.
             if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
-                self._left = {one: end for one, end in self._left.items() if one != where}
+                self._left = {place: end for place, end in self._left.items() if place != where}
 
 
 def acknowledged(partition: Partition, end: int) -> bool:

@@ -164,7 +164,7 @@ class GroupControl:
         new = [(key, word) for key, word in words.items() if self._seen.get(key) != word]
         # The broker's clock is known from what was read last, which may be old without heartbeat.
         clock = self._words.now if self._waits_since is None else time.time
-        for key, word in sorted(new, key=lambda one: one[1].at):
+        for key, word in sorted(new, key=lambda entry: entry[1].at):
             self._seen[key] = word
             if key != self._beat_key:
                 self._take(key, word, clock)
@@ -195,9 +195,9 @@ class GroupControl:
         self._orders[key] = order
         answers = self._obey(replace(order, for_s=min(order.for_s, still_s)))
         if age_s < FRESH_S:
-            for one in answers:
-                text = json.dumps(one.row(), separators=(",", ":"))
-                self._send(answer_key(self._group, order.id, one.member), text.encode())
+            for answer in answers:
+                text = json.dumps(answer.row(), separators=(",", ":"))
+                self._send(answer_key(self._group, order.id, answer.member), text.encode())
 
     # -- changes of the topic ----------------------------------------------------------------------
 

@@ -237,11 +237,11 @@ class Outside:
 
     def _letters(self, topics: Iterable[str]) -> list[str]:
         """The dead-letter topics of the handlers of these topics, plus the named ones."""
-        found = set()
+        names = set()
         for topic in {*topics, *self._routes.literal}:
             if self._reads(topic):
-                found.add(letters_of(self._routes.options_of(topic).on_exhausted, topic))
-        return sorted(found - {""})
+                names.add(letters_of(self._routes.options_of(topic).on_exhausted, topic))
+        return sorted(names - {""})
 
     def _reads(self, topic: str) -> bool:
         try:
@@ -264,7 +264,9 @@ class Outside:
         Without brokers each client waits for seconds: they are closed at the same time.
         """
         clients = (self._reporter, self._words, self._followed)
-        closing = [guard.thread("perkey-close", one.close) for one in clients if one is not None]
+        closing = [
+            guard.thread("perkey-close", client.close) for client in clients if client is not None
+        ]
         for thread in closing:
             thread.start()
         for served in (self._local, self._http):

@@ -210,12 +210,12 @@ def targets(
 
 def _missing(topics: dict[str, str], brokers: str) -> str:
     """One line for all missing topics, with the command that creates them."""
-    named = [f"{topic!r} ({what})" if what else repr(topic) for topic, what in topics.items()]
+    named = [f"{topic!r} ({use})" if use else repr(topic) for topic, use in topics.items()]
     verb = "does not exist" if len(named) == 1 else "do not exist"
     cures = [make_command(list(topics), brokers)]
     if not all(topics.values()):
         cures.append("or correct the name in @app.consume")
-    if any(what.startswith("DeadLetter") for what in topics.values()):
+    if any(use.startswith("DeadLetter") for use in topics.values()):
         cures.append('or give DeadLetter(on_missing="create")')
     noun = "topic" if len(named) == 1 else "topics"
     return f"{noun} {', '.join(named)} {verb} on {brokers}: {', '.join(cures)}"
@@ -224,8 +224,8 @@ def _missing(topics: dict[str, str], brokers: str) -> str:
 def make_command(topics: Sequence[str], brokers: str) -> str:
     """The command that creates these topics."""
     where = "" if brokers == LOCAL_BROKER else f" --bootstrap-servers {brokers}"
-    what = "it" if len(topics) == 1 else "them"
-    return f"create {what} (perkey topics create {' '.join(topics)}{where})"
+    pronoun = "it" if len(topics) == 1 else "them"
+    return f"create {pronoun} (perkey topics create {' '.join(topics)}{where})"
 
 
 def drain_of(
@@ -290,7 +290,7 @@ class FirstStart:
 
     def report(self, found: Mapping[TopicPartition, Found]) -> None:
         """Log the assigned partitions that have no commit yet."""
-        fresh = sorted(where for where, one in found.items() if one.committed is None)
+        fresh = sorted(where for where, start in found.items() if start.committed is None)
         if not fresh:
             return
         topics = ",".join(dict.fromkeys(topic for topic, _ in fresh))

@@ -101,7 +101,7 @@ def meant_by(member: Member, order: Order, reader: Callable[[], LogReader]) -> M
     condition = parse(order.where or "", HERE_FIELDS)
     meant = states.REMEMBERED if many else range(states.DONE)
     works = member.door.call(lambda engine, now: works_of(engine, topic))
-    answers = _visits(member, works, OBEY_MAX, lambda some, _engine, _now: undone_of(some, meant))
+    answers = _visits(member, works, OBEY_MAX, lambda batch, _engine, _now: undone_of(batch, meant))
     undone = [record for answer in answers for record in answer]
     if HEADER in condition.text:
         undone = _with_headers(undone, reader, RECORDS_MAX if not many else len(undone))
@@ -141,9 +141,9 @@ def _with_headers(
     ]
 
 
-def place_of(one: Undone) -> tuple[str, int, int]:
+def place_of(undone: Undone) -> tuple[str, int, int]:
     """Where the record is in the log."""
-    return one.record.topic, one.record.partition, one.record.offset
+    return undone.record.topic, undone.record.partition, undone.record.offset
 
 
 def _read(
@@ -156,14 +156,14 @@ def _read(
             raise ConfigError(f"the log cannot be read: {error}") from None
 
 
-def _field(one: Undone, name: str) -> Value:
-    record, error = one.record, one.error
+def _field(undone: Undone, name: str) -> Value:
+    record, error = undone.record, undone.error
     if name in OWN or name.startswith(HEADER):
         return own_field(name, record.key, record.timestamp_ms, record.headers)
     values: dict[str, Value] = {
         "topic": record.topic, "partition": record.partition, "offset": record.offset,
-        "handler": one.handler, "state": one.state,
-        "attempts": one.attempts, "error.type": None if error is None else error.type,
+        "handler": undone.handler, "state": undone.state,
+        "attempts": undone.attempts, "error.type": None if error is None else error.type,
         "error.message": None if error is None else error.message,
     }  # fmt: skip
     return values[name]
@@ -194,7 +194,7 @@ def _obeyed_by(
     member.membership.answered.append(received)
     try:
         _visits(
-            member, commands, OBEY_MAX, lambda some, engine, now: engine.obey(now, some, unix_s)
+            member, commands, OBEY_MAX, lambda batch, engine, now: engine.obey(now, batch, unix_s)
         )
         with changed:
             changed.wait_for(lambda: not left, ANSWER_S)
@@ -218,11 +218,11 @@ def first_rows(member: Member, topic: str | None, handler: int | None) -> list[R
     first = member.door.call(lambda engine, now: first_of(engine, topic, handler, NAMED_MAX))
     return [
         {
-            "topic": one.record.topic, "partition": one.record.partition,
-            "offset": one.record.offset, "outcome": "would",
-            "detail": f"{one.state}, key {_field(one, 'key')}",
+            "topic": row.record.topic, "partition": row.record.partition,
+            "offset": row.record.offset, "outcome": "would",
+            "detail": f"{row.state}, key {_field(row, 'key')}",
         }
-        for one in first
+        for row in first
     ]  # fmt: skip
 
 
@@ -232,24 +232,26 @@ def would_be(
     """The answers of a dry run with the places and keys of the records; how many in total."""
     topic = str(order.topic)
     here = {
-        (u.record.partition, u.record.offset): u for some in (matches or {}).values() for u in some
+        (u.record.partition, u.record.offset): u
+        for undone in (matches or {}).values()
+        for u in undone
     }
     shown = list(rows[:RECORDS_MAX])
     named = [
-        (number, one["partition"], one["offset"])
-        for number, one in enumerate(shown)
-        if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
+        (number, answer["partition"], answer["offset"])
+        for number, answer in enumerate(shown)
+        if answer["offset"] not in (None, -1) and answer["outcome"] != NOT_HERE
     ]
-    found = _visits(
+    visits = _visits(
         member, named, LOOK_MAX,
         lambda places, engine, now: [
             (number, find(engine, now, unix_s - now, topic, *place)) for number, *place in places
         ],
     )  # fmt: skip
-    for number, one in itertools.chain.from_iterable(found):
-        row, known = shown[number], here.get((one["partition"], one["offset"]))
-        key = one.get("key") if known is None else _field(known, "key")
-        where = one["place"] if row["detail"] == order.reason else row["detail"]
+    for number, answer in itertools.chain.from_iterable(visits):
+        row, known = shown[number], here.get((answer["partition"], answer["offset"]))
+        key = answer.get("key") if known is None else _field(known, "key")
+        where = answer["place"] if row["detail"] == order.reason else row["detail"]
         shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
     count = ""
     if (key_bytes := _key_bytes(order)) is not None:
@@ -264,9 +266,9 @@ def summary(
     member: str, order: Order, rows: Sequence[Row], until: float | None, count: str = ""
 ) -> Answer:
     """The member's answer as one line and by record: at most RECORDS_MAX, failures first."""
-    counts = Counter(str(one["outcome"]) for one in rows if one["outcome"] != NOT_HERE)
-    rows = sorted(rows, key=lambda one: one["outcome"] not in BAD)
-    here = [one for one in rows if one["outcome"] != NOT_HERE]
+    counts = Counter(str(row["outcome"]) for row in rows if row["outcome"] != NOT_HERE)
+    rows = sorted(rows, key=lambda row: row["outcome"] not in BAD)
+    here = [row for row in rows if row["outcome"] != NOT_HERE]
     if not here and order.where is not None:
         return Answer(member, NOT_HERE, f"no record here matches: {what(order)}")
     if not here:
@@ -281,12 +283,12 @@ def summary(
         outcome = "would"
     words = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     named = []
-    for one in here[:NAMED_MAX]:
-        offset = "" if one["offset"] in (None, -1) else f":{one['offset']}"
-        place = f"{one['topic']}:{one['partition']}{offset}"
-        named.append(f"{place} {one['outcome']}: {one['detail']}")
-    more = f"; and {len(here) - NAMED_MAX:,} more" if len(here) > NAMED_MAX else ""
+    for row in here[:NAMED_MAX]:
+        offset = "" if row["offset"] in (None, -1) else f":{row['offset']}"
+        place = f"{row['topic']}:{row['partition']}{offset}"
+        named.append(f"{place} {row['outcome']}: {row['detail']}")
+    left_out = f"; and {len(here) - NAMED_MAX:,} more" if len(here) > NAMED_MAX else ""
     verb = f"{order.action}: " if order.dry_run else ""
     end = f"; {count}" if count else ""
-    detail = f"{verb}{words}: {'; '.join(named)}{more}{end}"
+    detail = f"{verb}{words}: {'; '.join(named)}{left_out}{end}"
     return Answer(member, outcome, detail, until, list(rows[:RECORDS_MAX]))

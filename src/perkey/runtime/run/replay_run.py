@@ -67,7 +67,7 @@ class ReplayRun(Run):
         options = replace(
             options,
             group=f"perkey-replay-{secrets.token_hex(6)}",
-            kafka={name: one for name, one in options.kafka.items() if name not in _OF_GROUP},
+            kafka={name: value for name, value in options.kafka.items() if name not in _OF_GROUP},
             on_result=self._ended, on_commit=None, http=None, reports=None, control=None,
             allow_control=False,
         )  # fmt: skip

@@ -308,8 +308,8 @@ class Run:
 
     def _ask_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         admin = self._admin
-        found = {} if admin is None else admin.describe(topics, TOPIC_IDS_S)
-        return {topic: facts.topic_id for topic, facts in found.items()}
+        described = {} if admin is None else admin.describe(topics, TOPIC_IDS_S)
+        return {topic: facts.topic_id for topic, facts in described.items()}
 
     def _forget_topic_id(self, topic: str) -> None:
         for ledger in self._ledgers:

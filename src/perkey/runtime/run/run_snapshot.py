@@ -198,14 +198,14 @@ def of_group(
     for halt in halts:
         if ends and halt["cause"] in ("unassigned", "membership"):
             continue  # it leaves the group: a consequence
-        more: Mapping[str, Any] = {}
+        details: Mapping[str, Any] = {}
         if halt["cause"] == "unassigned" and watching is not None:
-            more = watching.unassigned()
+            details = watching.unassigned()
         elif halt["cause"] == "stopping" and member.fatal is not None:
-            more = {"reason": member.fatal.reason}
+            details = {"reason": member.fatal.reason}
         elif halt["cause"] == "membership" and member.proof.waited_for:
-            more = {"reason": member.proof.waited_for}
-        found.append({**halt, **more})
+            details = {"reason": member.proof.waited_for}
+        found.append({**halt, **details})
     return found
 
 
@@ -231,20 +231,23 @@ def of_loop(member: Member, watching: Watching, at: float, epoch_s: float) -> li
 
 def of_failures(member: Member, shot: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The handlers of which every attempt fails, unless `hold=` or `brake=` has named them."""
-    named = {one["handler"] for one in shot["halts"] if one["cause"] in ("outage", "brake")}
-    found = []
-    for name, one in member.run_log.troubles.failing(shot["handlers"]).items():
+    named = {
+        streak["handler"] for streak in shot["halts"] if streak["cause"] in ("outage", "brake")
+    }
+    halts = []
+    for name, streak in member.run_log.troubles.failing(shot["handlers"]).items():
         rows = [row for row in shot["partitions"] if row["handler"] == name]
         waiting = sum(row["retrying"] for row in rows)
         if name not in named and (waiting or any(row["in_flight"] for row in rows)):
-            found.append(
+            halts.append(
                 {
-                    "cause": "failing", "handler": name, "failed": one.failed, "waiting": waiting,
-                    "since": round(one.since, 3), "for_s": round(time.time() - one.since, 1),
-                    "error": error_row(one.error),
+                    "cause": "failing", "handler": name,
+                    "failed": streak.failed, "waiting": waiting,
+                    "since": round(streak.since, 3), "for_s": round(time.time() - streak.since, 1),
+                    "error": error_row(streak.error),
                 }
             )  # fmt: skip
-    return found
+    return halts
 
 
 def of_brokers(member: Member, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -267,13 +270,17 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
         return None
     try:
         account, partitions = member.door.call(begin)
-        some = [p for p in partitions if p.where == (topic, number)]
-        account.copies.extend(copied(member.door, some, records=True))
+        wanted = [p for p in partitions if p.where == (topic, number)]
+        account.copies.extend(copied(member.door, wanted, records=True))
     except InternalError:
         return None
     drawn = [picture(account, part, time.time() - member.now()) for part in account.parts()]
-    unread = [one for one in member.unread() if (one.topic, one.number) == (topic, number)]
-    rows = with_unread([one["partition"] for one in drawn], unread, account.at)
+    unread = [
+        partition
+        for partition in member.unread()
+        if (partition.topic, partition.number) == (topic, number)
+    ]
+    rows = with_unread([partition["partition"] for partition in drawn], unread, account.at)
     shown = drawn or [NO_PICTURE]
     add_calls(member, shown[0]["records"])
     return {**shown[0], "partition": rows[0]} if rows else None

@@ -48,9 +48,9 @@ class Shares:
         try:
             routes = self._routes
             matching = admin.matching(routes.patterns, ANSWER_S) if routes.patterns else []
-            found = admin.describe(sorted({*routes.literal, *matching}), ANSWER_S)
+            described = admin.describe(sorted({*routes.literal, *matching}), ANSWER_S)
             totals: dict[int, int | None] = dict.fromkeys(self._handlers, 0)
-            for topic, facts in found.items():
+            for topic, facts in described.items():
                 try:
                     handler = routes.handler_of(topic)
                 except ConfigError:  # two patterns match: the member ends because of it

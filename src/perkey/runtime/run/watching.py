@@ -153,9 +153,11 @@ class OpenTransactions:
         self._look_at = now + UNMOVED_CHECK_S
         # Partitions that are fetched, and not at the end of their log.
         short = [
-            (where, one.position)
-            for where, one in list(self._member.partitions.items())
-            if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
+            (where, partition.position)
+            for where, partition in list(self._member.partitions.items())
+            if partition.state == states.OPEN
+            and not partition.intake_paused
+            and partition.position < partition.log_end
         ]
         before = self._unmoved
         self._unmoved = {
@@ -236,9 +238,9 @@ class Watching:
             self._account_at = now + ACCOUNT_EVERY_S
             self._look_at_records(now)
         samples = sum(
-            one.fold()
+            histogram.fold()
             for plan in self._member.config.plans
-            for one in (plan.latency, plan.ages, plan.waits)
+            for histogram in (plan.latency, plan.ages, plan.waits)
         )
         self.quiet = not self._member.run_log.write() and not samples
 
@@ -403,8 +405,8 @@ class Watching:
             if reached > self._long.get(work, 0):
                 self._long[work] = reached
                 due.append((for_s, work))
-        due.sort(key=lambda one: one[0], reverse=True)
-        more = max(0, len(due) - LONG_SHOWN_MAX)
+        due.sort(key=lambda entry: entry[0], reverse=True)
+        left_out = max(0, len(due) - LONG_SHOWN_MAX)
         for for_s, work in due[:LONG_SHOWN_MAX]:
             where = (work.partition.topic, work.partition.number, work.record.offset)
             handler = work.partition.handler
@@ -415,7 +417,7 @@ class Watching:
                 fix = {"next": LOOP_FIX}
             if waits(work):
                 fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
-            others = {"more_such_calls": str(more)} if more else {}
+            others = {"more_such_calls": str(left_out)} if left_out else {}
             self._member.run_log.line(
                 "warning",
                 "a call has not started" if waits(work) else "a call is slow",
