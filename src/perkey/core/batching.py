@@ -88,9 +88,10 @@ class Batching:
 
     # -- gathering -------------------------------------------------------------------------------
 
-    def grew(self, handler: Handler) -> None:
+    def arrived(self, handler: Handler) -> None:
         """More records arrived: they may fill a batch that has their lanes."""
-        self._grown.add(handler)
+        if handler.batched:
+            self._grown.add(handler)
 
     def fill(self, handler: Handler) -> None:
         """Start batches that have lingered, gather ready records, start batches that are full."""

@@ -266,14 +266,8 @@ class Commands:
 
     def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
-        if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
-            why = "it was handled, and delivery=at_most_once handles no record twice"
+        if why := self._kept_by(partition, command, work):
             return _refused(partition, command, why, offset)
-        named = command.target.offset is not None  # otherwise the hold of its lane ends with this
-        lane = partition.holds.get(partition.lanes.key_of(work.record))
-        own = lane is partition.holds.get(offset)
-        if named and not own and lane is not None and lane.until > self._state.now:
-            return _refused(partition, command, HELD, offset)
         if work.state == states.PARKED and command.dry_run:
             return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:
@@ -295,6 +289,15 @@ class Commands:
         failure.own_due = self._state.now
         self._try_now(work)
         return _row(partition, command, why, command.reason, offset)
+
+    def _kept_by(self, partition: Partition, command: Command, work: Work) -> str:
+        """Why a command for this record alone cannot let it proceed; "" if it can."""
+        if work.offset in partition.commit.marked:  # its failure ends the run (`Stop`)
+            return "it was handled, and delivery=at_most_once handles no record twice"
+        lane = partition.holds.get(partition.lanes.key_of(work.record))
+        of_lane = lane is not None and lane is not partition.holds.get(work.offset)
+        named = command.target.offset is not None  # otherwise the hold of its lane ends with this
+        return HELD if named and of_lane and lane and lane.until > self._state.now else ""
 
     def _try_now(self, work: Work) -> None:
         """It waits no longer, unless its batch still runs a later one of its lane."""

@@ -93,6 +93,9 @@ class AtLeastOnce:
         """
         return item
 
+    def dropped(self, work: Work) -> None:
+        """Its epoch has ended; it was handled, and its outputs or its commit are on the way."""
+
     def closing(self, partitions: Iterable[Partition]) -> None:
         """Records of these partitions that have not started will not start in this epoch.
 
@@ -131,6 +134,11 @@ class Each(AtLeastOnce):
         partition.commit.slotless |= waiting
         partition.handler.slots.give(len(waiting))
         return item
+
+    def dropped(self, work: Work) -> None:
+        """Its slot is free, unless it was before."""
+        if work not in work.partition.commit.slotless:
+            work.partition.handler.slots.give()
 
 
 # -- at most once ----------------------------------------------------------------------------------

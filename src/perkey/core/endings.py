@@ -97,19 +97,24 @@ class Endings:
             self._delivery(work).send(work, ending.outputs)
         elif isinstance(ending, Failed):
             self._failed(work, ending)
-        else:  # back to the head of its lane, or behind its predecessor in the same batch
+        else:
             if ending.cancelled:
                 handler.superseded += 1
                 self._state.report(work, "superseded")
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
-            if unfollow(work):
-                return
-            if partition.held_by(work, self._state.now) is None:
-                partition.lanes.put_back([work])
-                handler.enlist(partition)
-            else:
-                self.turn_comes(work)
+            self._goes_back(work)
+
+    def _goes_back(self, work: Work) -> None:
+        """To the head of its lane, or behind its predecessor in the same batch."""
+        partition = work.partition
+        if unfollow(work):
+            return
+        if partition.held_by(work, self._state.now) is None:
+            partition.lanes.put_back([work])
+            partition.handler.enlist(partition)
+        else:
+            self.turn_comes(work)
 
     def batch_member(self, ending: Ended, *, batch_failed: int) -> None:
         """One record of a batch call that has ended.
@@ -267,7 +272,7 @@ class Endings:
 
     def _try_again(self, work: Work, failure: Failure) -> None:
         """The next attempt starts as soon as the handler may start something."""
-        work.shed()
+        work.drop_traceback()
         if not self._is_behind(work, failure):
             self._requeue(work, failure)
             self.turn_comes(work)
@@ -293,7 +298,7 @@ class Endings:
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.retry, work, asked_s)
         failure.note(self._state.now, f"next attempt in {delay_s:.2g} s")
-        work.shed()
+        work.drop_traceback()
         failure.own_due = self._state.now + delay_s
         work.partition.handler.retries += 1
         if not self._is_behind(work, failure):
@@ -423,7 +428,7 @@ class Endings:
         failure.note(self._state.now, "attempts used up: on_exhausted decides")
         failure.due = failure.own_due = self._state.now
         self._state.emit(fx.AskExhausted(work, decision.asked, work.record, error))
-        work.shed()
+        work.drop_traceback()
         work.partition.wait(work, states.ASKED)
 
     def decided(self, answer: Decided) -> None:
@@ -509,7 +514,7 @@ class Endings:
         work.partition.handler.parked += 1
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
-        work.shed()
+        work.drop_traceback()
         self._state.put_away(work)
 
     def relieve(self, work: Work, failure: Failure, why: str) -> None:

@@ -126,8 +126,7 @@ class Engine:
             if tags and partition in tags:
                 partition.tag(records, tags[partition])
             partition.handler.enlist(partition)
-            if partition.handler.batched:
-                self._batching.grew(partition.handler)
+            self._batching.arrived(partition.handler)
             touched.append(partition)
         if pause := state.flow.to_pause(touched, state.partitions.values()):
             state.emit(fx.PauseIntake(pause))
@@ -155,8 +154,7 @@ class Engine:
         self._returns.came(partition, number, records, sizes)
         if tags:
             partition.tag(records, tags)
-        if partition.handler.batched:
-            self._batching.grew(partition.handler)
+        self._batching.arrived(partition.handler)
         self._turn()
 
     def log_ends(self, ends: Sequence[tuple[Partition, int]]) -> None:
@@ -332,13 +330,17 @@ class Engine:
 
     def next_deadline(self) -> float:
         """When `tick` next has something to do, as far as known now."""
-        outages = self.state.outages
-        due = [self._commits.next_due(), self.state.retries.next_due(), outages.next_due()]
-        for handler in self.state.handlers:
+        state = self.state
+        due = [self._commits.next_due(), state.retries.next_due(), state.outages.next_due()]
+        due += [budget.due for budget in state.budgets]
+        for handler in state.handlers:
             if self._may_start(handler):
-                due += [handler.tokens_due(), self._batching.next_due(handler)]
-        due += [budget.due for budget in self.state.budgets]
+                due += self._starts_due(handler)
         return min(time for time in due if time is not None)
+
+    def _starts_due(self, handler: Handler) -> tuple[float | None, float | None]:
+        """When its rate limit, and its open batches, let something start."""
+        return handler.tokens_due(), self._batching.next_due(handler)
 
     def halt(self, now: float, reason: str, *, on: bool) -> None:
         """Start nothing (or start again) for an external reason: outputs or results back up."""
@@ -410,6 +412,7 @@ class Engine:
     # -- every turn ends like this -----------------------------------------------------------------
 
     def _turn(self) -> None:
+        """Look at what waits; start what may; ask for and commit what is due."""
         state = self.state
         outages = state.outages
         if state.turns:
@@ -418,22 +421,13 @@ class Engine:
             outages.look()
         for handler in state.handlers:
             if self._may_start(handler):
-                if handler.short_of_room:
-                    # Records past the reach of the map: enough was done that there may be room.
-                    for partition in list(handler.short_of_room):
-                        partition.reopen()
-                if handler.slots.free > 0 and (handler.rotation or handler.batched):
-                    self._fill(handler)
-            if handler.park is not None and handler.standing and state.now >= handler.relieve_at:
+                self._start(handler)
+            if handler.park is not None:
                 self._relief.look(handler)
         for budget in state.budgets:
             budget.start([sharer for sharer in budget.handlers if self._may_start(sharer)])
-        if state.shelving:
-            self._returns.ask()
-        if state.flow.paused and self._since_resume >= _RESUME_EVERY:
-            self._since_resume = 0
-            if resume := state.flow.to_resume():
-                state.emit(fx.ResumeIntake(resume))
+        if state.shelving or state.flow.paused:
+            self._fetch()
         commits = self._commits
         if (
             state.now >= commits.next_at
@@ -443,6 +437,24 @@ class Engine:
             commits.run()
         if state.stop_mode is not None and not state.drained:
             self._check_drained()
+
+    def _start(self, handler: Handler) -> None:
+        if handler.short_of_room:
+            # Records past the reach of the map: enough was done that there may be room.
+            for partition in list(handler.short_of_room):
+                partition.reopen()
+        if handler.slots.free > 0 and (handler.rotation or handler.batched):
+            self._fill(handler)
+
+    def _fetch(self) -> None:
+        """Read again what was kept as offsets, and partitions whose fetch is paused."""
+        state = self.state
+        if state.shelving:
+            self._returns.ask()
+        if state.flow.paused and self._since_resume >= _RESUME_EVERY:
+            self._since_resume = 0
+            if resume := state.flow.to_resume():
+                state.emit(fx.ResumeIntake(resume))
 
     def _may_start(self, handler: Handler) -> bool:
         """Whether its calls may start, and those of the member."""
@@ -479,10 +491,7 @@ class Engine:
         )
         if state.stop_mode == "buffered" and not busy:  # something can still be finished
             busy = self._batching.waiting() or any(
-                partition.lanes.ready
-                or partition.retrying
-                or partition.lanes.waiting[states.OUTAGE]
-                or partition.lanes.waiting[states.BUDGET]
+                partition.will_start
                 for partition in state.partitions.values()
                 if not partition.gate.reasons
             )

@@ -316,11 +316,8 @@ class Epochs:
         for work in partition.works():
             if work.state == states.RUNNING:
                 running[partition.lanes.key_of(work.record)] = work
-            elif (work.state == states.SENDING and partition.handler.spec.commit_each) or (
-                work.state == states.COMMITTING and work not in partition.commit.slotless
-            ):  # Commit(each=True): it is handled, and its outputs or its commit are on the way
-                partition.handler.slots.give()
-            if work.state in (states.SENDING, states.COMMITTING, states.PENDING):
+            elif work.state in states.HANDLED:
+                self._state.deliveries[partition.handler.index].dropped(work)
                 self._state.report(work, "superseded")
             work.move(states.SUPERSEDED)
         self._batching.forget(partition)

@@ -66,19 +66,6 @@ class HandlerSpec:
         """A record is done as soon as its call returns and has nothing to send."""
         return self.delivery == AT_LEAST_ONCE and not self.commit_each
 
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether calls may be granted beyond the concurrency, without an effect while they wait.
-
-        Not with a time-out: it counts from the grant, so a granted record must be running. Not with
-        at_most_once: a granted record is marked, and after a kill at most one per slot may be
-        missing. Not with commit_each: after a kill at most one per slot is handled again, and
-        records granted ahead may be done. Not with a budget: a granted record is in flight, and its
-        start time counts.
-        """
-        counts = self.timeout_s is not None or self.budget is not None
-        return not (counts or self.commit_each) and self.delivery != AT_MOST_ONCE
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

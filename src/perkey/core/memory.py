@@ -118,7 +118,7 @@ class Shelves:
         if failure.left_lane or work in self.bare or follows(work):
             return  # its lane has continued, or waits for another one of its batch
         record, key = work.record, lanes.key_of(work.record)
-        freed = max(0, work.size - failure.charged - len(record.key or b""))
+        freed = max(0, work.size - failure.counted_bytes - len(record.key or b""))
         work.record = record._replace(value=None, headers=(), prefetched=None)
         self.bare[work] = freed
         self._partition.resize(work, -freed)

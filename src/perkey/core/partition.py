@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perkey.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 _RETRYING = (states.RETRYING, states.HELD, states.ASKED)
+_WILL_START = (*_RETRYING, states.OUTAGE, states.BUDGET)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -267,12 +268,10 @@ class Partition:
             del lanes.far[work.offset]
         elif why == states.BYTES:
             del self.shelves.wanted[work]
-        elif why == states.PARKED:
+        elif why in states.PUT_OFF:
             lanes.block(work)
-            self.handler.standing -= 1
-            self.remember(work)
-        elif why == states.HELD:
             self.remember(work)  # else a next owner would hold it until the end of the hold
+            self.handler.standing -= why == states.PARKED
 
     def readmit(self, work: Work) -> None:
         """The reason for which it waited is over, and it may start."""
@@ -334,6 +333,10 @@ class Partition:
         self.watch()
         return any(ended)
 
+    def is_free(self, work: Work, now: float) -> bool:
+        """Whether neither a hold nor a later record of its batch keeps it where it is."""
+        return not self.lanes.mate_runs(work) and self.held_by(work, now) is None
+
     def held_by(self, work: Work, now: float) -> HeldBy | None:
         """The hold of a record or its lane, the one that ends last; None if there is none."""
         if not self.holds:
@@ -353,6 +356,11 @@ class Partition:
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
+
+    @property
+    def will_start(self) -> bool:
+        """Whether some of its heads start without a command, sooner or later."""
+        return bool(self.lanes.ready) or any(map(self.lanes.waiting.__getitem__, _WILL_START))
 
     @property
     def parked(self) -> int:

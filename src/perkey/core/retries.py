@@ -175,6 +175,8 @@ class Relief:
     def look(self, handler: Handler) -> None:
         """Give up one record of each of its partitions, where that is due."""
         state = self._state
+        if not handler.standing or state.now < handler.relieve_at:
+            return
         # Its calls may wait for a service: a dead letter does not.
         if state.gate.reasons or TRANSACTION in handler.gate.reasons:
             return
@@ -195,7 +197,7 @@ class Relief:
 
     def _give_up(self, partition: Partition, share: float) -> None:
         """Give up the oldest parked record that is due, if any."""
-        now, parked, lanes = self._state.now, states.PARKED, partition.lanes
+        now, parked = self._state.now, states.PARKED
         for work in partition.offsets.works():
             if work.state != parked:  # nearly all of a full buffer: first, as it costs least
                 continue
@@ -204,8 +206,7 @@ class Relief:
                 continue
             full = share >= policy.at_map
             over = policy.after_s is not None and failure.ticket >= 0 and failure.due <= now
-            waits = lanes.mate_runs(work) or failure.own_due > now
-            if waits or not (full or over) or partition.held_by(work, now):
+            if not (full or over) or failure.own_due > now or not partition.is_free(work, now):
                 continue
             because = "at_map" if full else "after_s"
             self._going[partition.where] = work

@@ -35,9 +35,13 @@ BYTES: Final = 14  # it was kept as an offset, and is read again (memory.py)
 DONE: Final = 15  # finished: counted behind the frontier or in the offset map
 SUPERSEDED: Final = 16  # its epoch ended first: later results are counted and dropped
 
+#: states of records that are handled, and are not done yet
+HANDLED: Final = (SENDING, COMMITTING, PENDING)
 #: reasons for which the head of a lane waits
 STALLED: Final = (RETRYING, PARKED, HELD, ASKED, ROOM, OUTAGE, BUDGET, EPOCH, BYTES)
-#: of these, those for which its lane counts as failing (`Lanes.block`)
+#: of these, those that last: nothing of the lane moves, and it keeps offsets only (memory.py)
+PUT_OFF: Final = (PARKED, HELD)
+#: those for which its lane counts as failing (`Lanes.block`)
 BLOCKING: Final = (RETRYING, PARKED, HELD, ASKED, OUTAGE)
 #: of these, those that commits remember
 REMEMBERED: Final = (RETRYING, PARKED, HELD, ASKED)

@@ -13,7 +13,7 @@ from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perkey.codec.rider import error_hash
-from perkey.core.states import HELD, PARKED, QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
+from perkey.core.states import PUT_OFF, QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
 from perkey.policies import GivenUp, Park, Retry
 from perkey.types import ErrorInfo, Record
 
@@ -126,7 +126,7 @@ class Work:
         attempt, error = failure.attempts + 1, failure.handed_on()
         self.record = self.record._replace(attempt=attempt, last_error=error)
 
-    def shed(self) -> None:
+    def drop_traceback(self) -> None:
         """It waits for long: drop the traceback of the attempt before the last."""
         error = self.record.last_error
         if error is not None and error.traceback:
@@ -168,7 +168,7 @@ class Work:
     @property
     def put_off(self) -> bool:
         """Whether it is parked, or held: nothing of its lane moves for long."""
-        return self.state in (HELD, PARKED)
+        return self.state in PUT_OFF
 
     def story(self) -> list[StoryEvent]:
         """The bounded history of its failures, oldest first."""
@@ -288,7 +288,7 @@ class Failure:
     #: bytes of the error, of the story, and of the data for the next attempt, without texts
     #: shared with others; and how many of them are included in the record's size
     _bytes: list[int] = field(default_factory=lambda: [0] * 3)
-    charged: int = 0
+    counted_bytes: int = 0
     #: failed calls of the handler with this record
     attempts: int = 0
     #: of these, those that cost no attempt: batch calls that failed as one, and `Hold.on`
@@ -375,8 +375,8 @@ class Failure:
 
     def uncharged(self) -> int:
         """Bytes that were not charged to the buffers yet; marks them as charged."""
-        added = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self.charged
-        self.charged += added
+        added = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self.counted_bytes
+        self.counted_bytes += added
         return added
 
     def note(self, at: float, event: str) -> None:

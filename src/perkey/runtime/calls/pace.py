@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from perkey.core.events import AT_MOST_ONCE, HandlerSpec
 from perkey.runtime.door import Door
 from perkey.runtime.handling import HandlerPlan
 
@@ -21,6 +22,18 @@ MEASURED_S, KEPT = 0.2, 0.25
 AHEAD_S, AHEAD_MAX = 0.01, 1024
 
 
+def may_run_ahead(spec: HandlerSpec) -> bool:
+    """Whether calls may be granted beyond the concurrency, without an effect while they wait.
+
+    Not with a time-out: it counts from the grant, so a granted record must be running. Not with
+    at_most_once: a granted record is marked, and after a kill at most one per slot may be missing.
+    Not with commit_each: after a kill at most one per slot is handled again, and records granted
+    ahead may be done. Not with a budget: a granted record is in flight, and its start time counts.
+    """
+    counts = spec.timeout_s is not None or spec.budget is not None
+    return not (counts or spec.commit_each) and spec.delivery != AT_MOST_ONCE
+
+
 class Pace:
     """Of one handler; used by the polling thread."""
 
@@ -28,7 +41,7 @@ class Pace:
         self._plan = plan
         self._door = door
         #: only if a call's end completes the record: commits and transactions have another pace
-        self.may_lag = plan.spec.may_run_ahead and plan.spec.plain
+        self.may_lag = may_run_ahead(plan.spec) and plan.spec.plain
         #: calls granted ahead; read by any thread
         self.ahead = 0
         #: when it was last measured, and how many calls had ended then

@@ -14,6 +14,7 @@ from perkey.kafka.ports import AdminPort
 from perkey.kafka.secrets import redacted
 from perkey.options import HandlerOptions
 from perkey.policies import Commit
+from perkey.runtime.calls.pace import may_run_ahead
 from perkey.runtime.handling import Charges, HandlerPlan
 from perkey.runtime.logs import event
 from perkey.types import Committed, RunReport
@@ -68,7 +69,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
         batch=handler.batch,
         rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
     )
-    if handler.kind == "processes" and spec.may_run_ahead:  # a worker never waits for its next
+    if handler.kind == "processes" and may_run_ahead(spec):  # a worker never waits for its next
         each = PROCESS_AHEAD if spec.batch is None else 1
         spec = replace(spec, ahead=spec.concurrency * each)
     return HandlerPlan(
