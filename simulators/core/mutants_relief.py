@@ -60,7 +60,7 @@ def _is_handled_again(original: Any) -> Any:
     return relieve
 
 
-@mutant(Endings, "_no_dead_letter", "S16", first_seed=profiles.PARKED)
+@mutant(Endings, "_no_dead_letter", "S16", first_seed=profiles.PARKED + 615)
 def _a_refused_letter_goes_again_soon(original: Any) -> Any:
     def refused(self: Endings, work: Work, failure: Failure, error: Any) -> None:
         original(self, work, failure, error)
