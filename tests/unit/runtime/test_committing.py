@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 from tests.support.waiting import wait_for
@@ -60,12 +61,17 @@ class Member:
         self.fatal: list[fx.Fatal] = []
         self.door = Door(self.engine, self.perform)
         self.consumer = Broker()
-        self.committer = Committer(self)
+        self.clock: Callable[[], float] = time.monotonic
+        self.committer = Committer(self, clock=self.now)
         self.proof = MembershipProof(self, self.committer.plan)
         self.committer.on_answered = self.proof.answered
         assignment = Assignment("t", 0, 0, 0)
         (self.partition,) = self.door.call(lambda e, now: e.assigned(now, [assignment]))
         self.partitions = {("t", 0): self.partition}
+
+    def now(self) -> float:
+        """The clock of its commits, which a test may replace."""
+        return self.clock()
 
     def wake(self) -> None:
         """Nobody sleeps."""
@@ -160,24 +166,20 @@ def test_the_last_commit_is_asked_again_where_no_answer_came(member: Member) -> 
     assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
 
 
-def test_the_last_commit_is_given_up_where_no_one_answers(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_commit_is_given_up_where_no_one_answers(member: Member) -> None:
     """The group waits for what is given away: it is asked for three seconds, not longer."""
     seconds = count()
-    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    member.clock = lambda: next(seconds)
     member.consumer.answers = ["silence"] * 100
     assert not last(member)
     assert member.consumer.stored == []
     assert next(seconds) <= committing.LAST_COMMIT_S + 2
 
 
-def test_the_last_commit_of_a_deleted_topic_is_not_repeated_for_long(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_commit_of_a_deleted_topic_is_not_repeated_for_long(member: Member) -> None:
     """Its brokers refuse it for good: the polling thread was blocked for three seconds."""
     tenths = count()
-    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(tenths) / 10))
+    member.clock = lambda: next(tenths) / 10
     member.consumer.answers = ["missing"] * 100
     assert not last(member)
     assert member.consumer.stored == []
@@ -244,12 +246,10 @@ def test_the_last_commit_waits_for_the_answer_to_an_earlier_one(
     assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1], [2]]
 
 
-def test_an_earlier_commit_is_not_waited_for_for_ever(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_commit_is_not_waited_for_for_ever(member: Member) -> None:
     """The last one has a second left to be answered in."""
     seconds = count()
-    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 10))
+    member.clock = lambda: next(seconds) / 10
     sent(member)
     member.finish(1)
     assert last(member)
@@ -259,11 +259,11 @@ def test_an_earlier_commit_is_not_waited_for_for_ever(
 
 @pytest.mark.parametrize(("more_s", "waits"), [(-0.1, True), (0.0, False), (0.1, False)])
 def test_an_answer_that_does_not_come_is_given_up(
-    member: Member, monkeypatch: pytest.MonkeyPatch, more_s: float, waits: bool
+    member: Member, more_s: float, waits: bool
 ) -> None:
     """Nobody waits for it any longer."""
     now = [100.0]
-    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    member.clock = lambda: now[0]
     sent(member)
     now[0] += committing.ANSWER_S + more_s
     assert member.committer.under_way([("t", 0), ("u", 0)]) is waits
@@ -335,11 +335,11 @@ def test_a_commit_waits_for_those_of_its_partition_alone(member: Member) -> None
 
 @pytest.mark.parametrize(("more_s", "waits"), [(-0.1, True), (0.0, False), (0.1, False)])
 def test_a_commit_waits_no_longer_than_librdkafka_resends(
-    member: Member, monkeypatch: pytest.MonkeyPatch, more_s: float, waits: bool
+    member: Member, more_s: float, waits: bool
 ) -> None:
     """An answer that never comes does not end the commits of its partition."""
     now = [100.0]
-    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    member.clock = lambda: now[0]
     given_up(member)
     now[0] += committing.RESENT_S + more_s
     member.committer.send_planned()

@@ -56,8 +56,11 @@ Known = dict[TopicPartition, Partition]
 class Committer:
     """The commits of one member."""
 
-    def __init__(self, membership: GroupMembership) -> None:
-        self._membership = membership
+    def __init__(
+        self, membership: GroupMembership, clock: Callable[[], float] | None = None
+    ) -> None:
+        """`clock`: monotonic seconds, `time.monotonic` unless given."""
+        self._membership, self._clock = membership, clock or time.monotonic
         #: called with the sequence of each answered commit, and whether all of it was stored
         self.on_answered: Callable[[int, bool], None] = lambda _sequence, _stored: None
         #: any thread adds, the polling thread takes
@@ -105,7 +108,7 @@ class Committer:
                     self._report(commit.sequence, known, answers)
                 else:
                     self._sent[token] = (commit.sequence, known)
-                    self._sent_at[token] = time.monotonic()
+                    self._sent_at[token] = self._clock()
                     self._newest.update(dict.fromkeys(known, token))
             if held:
                 self._held.append(commit._replace(items=held))
@@ -118,7 +121,7 @@ class Committer:
         for token, group in by_token.items():
             sequence, known = self._sent.pop(token, (0, {}))
             if (sent_at := self._sent_at.pop(token, None)) is not None:
-                self.took.observe(time.monotonic() - sent_at)
+                self.took.observe(self._clock() - sent_at)
             for where in known:
                 if self._newest.get(where) == token:
                     del self._newest[where]
@@ -130,7 +133,7 @@ class Committer:
 
     def _unanswered(self, where: TopicPartition, within_s: float) -> bool:
         token = self._newest.get(where)
-        return token is not None and time.monotonic() - self._sent_at[token] < within_s
+        return token is not None and self._clock() - self._sent_at[token] < within_s
 
     def forget(self) -> None:
         """The consumer was replaced: commits of the former one get no answer."""
@@ -141,12 +144,12 @@ class Committer:
     def send_last(self, partitions: Sequence[Partition]) -> bool:
         """Send one last commit of a last snapshot, wait for its answer; whether it was stored."""
         membership = self._membership
-        began = time.monotonic()
+        began = self._clock()
         deadline = began + LAST_COMMIT_S
         where = [partition.where for partition in partitions]
-        while self.under_way(where, RESENT_S) and time.monotonic() < deadline - LAST_ANSWER_S:
+        while self.under_way(where, RESENT_S) and self._clock() < deadline - LAST_ANSWER_S:
             self.take(membership.consumer.commit_answers(AGAIN_S))
-        while (left_s := deadline - time.monotonic()) > 0:
+        while (left_s := deadline - self._clock()) > 0:
             plan = membership.door.call(lambda engine, now: engine.last_commit(now, partitions))
             if not plan.items:
                 return True
@@ -156,7 +159,7 @@ class Committer:
             verdicts = {answer.verdict for answer in answers}
             if verdicts == {"stored"}:
                 return True
-            if "missing" in verdicts and time.monotonic() - began >= LAST_MISSING_S:
+            if "missing" in verdicts and self._clock() - began >= LAST_MISSING_S:
                 verdicts.remove("missing")  # of a deleted topic: nothing of it is left to commit
             if answers and not verdicts & {"retry", "missing", "too_large"}:
                 return False  # without an answer it may be stored or not: it is sent once more
