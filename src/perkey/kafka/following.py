@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -35,12 +36,6 @@ MESSAGES_AT_A_TIME = 500
 BEGIN_S = 3600.0
 LOOK_UP_EVERY_S = 30.0
 BUFFER_KBYTES = 16 * 2**10
-#: most keys that are kept, the latest ones; a longer value is ignored
-KEYS_MAX = 1_000
-#: the limit of a `whole` topic; tombstones and `of_now` keys have KEYS_MAX instead
-LASTING_MAX = 10_000
-VALUE_BYTES_MAX = 2**20
-BYTES_MAX = 64 * 2**20
 #: the fix for messages that were stamped by their writer
 NOT_STAMPED = "set message.timestamp.type=LogAppendTime on the topic"
 #: time limit to read a whole topic
@@ -58,6 +53,19 @@ def stamped(message: Any, now: float) -> tuple[float, bool]:
     return (stamp_ms / 1e3 if by_broker else min(now, stamp_ms / 1e3)), by_broker
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The limits of what `LastWords` keeps."""
+
+    #: most keys, the latest ones
+    keys_max: int = 1_000
+    #: the limit of a `whole` topic; tombstones and `of_now` keys have `keys_max` instead
+    lasting_max: int = 10_000
+    #: a longer value is ignored
+    value_bytes_max: int = 2**20
+    bytes_max: int = 64 * 2**20
+
+
 class LastWords:
     """Follows a topic on a separate thread until it is closed."""
 
@@ -70,13 +78,15 @@ class LastWords:
         *,
         whole: bool = False,
         of_now: Callable[[bytes], bool] | None = None,
+        kept: Kept = Kept(),
+        close_s: float = CLOSE_S,
     ) -> None:
         """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails.
 
         `whole`: from the start of the topic instead of the last hour, only records that the
         broker's clock stamped, with tombstones as empty values, and `wanted` sees an empty key for
         each record without one. `of_now`: keys that have a
-        separate limit.
+        separate limit. `kept`: the limits. `close_s`: the longest wait of a close, in seconds.
         """
         self._properties = {
             **properties,
@@ -85,6 +95,7 @@ class LastWords:
             "enable.partition.eof": whole,
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
+        self._kept, self._close_s = kept, close_s
         self._whole, self._of_now = whole, of_now or (lambda _key: False)
         #: of a whole topic: each partition's next offset, and the first end of those that are not
         #: yet read so far: while others write there may be no moment without a next record
@@ -120,7 +131,7 @@ class LastWords:
     def close(self) -> None:
         """Stop reading."""
         self._over.set()
-        self._thread.join(CLOSE_S)
+        self._thread.join(self._close_s)
 
     def _run(self) -> None:
         consumer = Consumer(with_client_log({"log_level": 2, **self._properties}))
@@ -212,17 +223,18 @@ class LastWords:
             self._drop(key)
             if value is None:
                 return
-            if len(value) > VALUE_BYTES_MAX:
+            if len(value) > self._kept.value_bytes_max:
                 self._failed(f"a record of {len(value):,} bytes was passed over")
                 return
             self._last[key] = Word(bytes(value), at, message.offset() or 0)
             self._bytes += len(value)
             if self._whole and (not value or self._of_now(key)):
                 self._passing[key] = None
-            passing, most = self._passing, LASTING_MAX if self._whole else KEYS_MAX
-            while len(passing) > KEYS_MAX or (passing and self._bytes > BYTES_MAX):
+            passing, kept = self._passing, self._kept
+            most = kept.lasting_max if self._whole else kept.keys_max
+            while len(passing) > kept.keys_max or (passing and self._bytes > kept.bytes_max):
                 self._drop(next(iter(passing)))
-            while len(self._last) - len(passing) > most or self._bytes > BYTES_MAX:
+            while len(self._last) - len(passing) > most or self._bytes > kept.bytes_max:
                 self._drop(next(key for key in self._last if key not in passing))
                 self._failed(f"more than {most:,} keys: those written first are left out")
 

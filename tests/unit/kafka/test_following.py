@@ -17,7 +17,7 @@ from confluent_kafka import (
 
 from perkey.errors import ConfigError
 from perkey.kafka import following
-from perkey.kafka.following import LastWords
+from perkey.kafka.following import Kept, LastWords
 from perkey.kafka.ports import KafkaUnavailable
 from perkey.kafka.settings import client_settings
 
@@ -78,24 +78,25 @@ def end():
     return Message(None, None, error=KafkaError(KafkaError._PARTITION_EOF))
 
 
+def kept_of(monkeypatch, wanted, kept, **options):
+    """A reader with these limits whose thread does nothing; its failures are in `failed`."""
+    monkeypatch.setattr(LastWords, "_run", lambda self: None)
+    failed = []
+    made = LastWords({}, "t", wanted, failed.append, kept=kept, **options)
+    made.failed, made.marks = failed, (0, 100)
+    return made
+
+
 @pytest.fixture
 def words(monkeypatch):
     """A reader whose thread does nothing; what it could not keep is in `failed`."""
-    monkeypatch.setattr(LastWords, "_run", lambda self: None)
-    failed = []
-    made = LastWords({}, "t", lambda key: key != b"other", failed.append)
-    made.failed = failed
-    return made
+    return kept_of(monkeypatch, lambda key: key != b"other", Kept())
 
 
 @pytest.fixture
 def whole(monkeypatch):
     """The same of a whole topic."""
-    monkeypatch.setattr(LastWords, "_run", lambda self: None)
-    failed = []
-    made = LastWords({}, "t", lambda key: True, failed.append, whole=True)
-    made.failed, made.marks = failed, (0, 100)
-    return made
+    return kept_of(monkeypatch, lambda key: True, Kept(), whole=True)
 
 
 def test_the_last_word_of_each_key_is_kept(words):
@@ -108,9 +109,9 @@ def test_the_last_word_of_each_key_is_kept(words):
 
 
 @pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
-def test_the_number_of_keys_is_limited(words, monkeypatch, more, kept):
+def test_the_number_of_keys_is_limited(monkeypatch, more, kept):
     """The key that was written least lately goes, and it is said."""
-    monkeypatch.setattr(following, "KEYS_MAX", 10)
+    words = kept_of(monkeypatch, lambda _: True, Kept(keys_max=10))
     for number in range(10 + more):
         words._take(Message(b"%d" % number, b"x"))
     assert (b"0" in words.last()) is kept
@@ -119,11 +120,11 @@ def test_the_number_of_keys_is_limited(words, monkeypatch, more, kept):
 
 @pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
 @pytest.mark.parametrize("kind", ["lasts", "now", "tombstone"])
-def test_what_is_of_now_takes_no_room_from_what_lasts(whole, monkeypatch, more, kept, kind):
+def test_what_is_of_now_takes_no_room_from_what_lasts(monkeypatch, more, kept, kind):
     """Each has a limit; only what lasts is missed when it is over."""
-    monkeypatch.setattr(following, "KEYS_MAX", 10)
-    monkeypatch.setattr(following, "LASTING_MAX", 20)
-    whole._of_now = lambda key: key.startswith(b"now")
+    limits = Kept(keys_max=10, lasting_max=20)
+    now = {"of_now": lambda key: key.startswith(b"now")}
+    whole = kept_of(monkeypatch, lambda _: True, limits, whole=True, **now)
     counts = {"lasts": 20, "now": 0, "tombstone": 0}
     counts[kind] = more + (20 if kind == "lasts" else 10)
     for name, count in counts.items():
@@ -137,15 +138,14 @@ def test_what_is_of_now_takes_no_room_from_what_lasts(whole, monkeypatch, more, 
 
 
 @pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
-def test_bytes_are_limited(words, monkeypatch, more, kept):
+def test_bytes_are_limited(monkeypatch, more, kept):
     """Of one value, and of all together."""
-    monkeypatch.setattr(following, "VALUE_BYTES_MAX", 10)
+    words = kept_of(monkeypatch, lambda _: True, Kept(value_bytes_max=10, bytes_max=20))
     words._take(Message(b"large", b"x" * (10 + more)))
     assert (b"large" in words.last()) is kept
-    monkeypatch.setattr(following, "BYTES_MAX", 20)
     words._take(Message(b"second", b"x" * 10))
     words._take(Message(b"third", b"x"))
-    assert words._bytes <= 20
+    assert sum(len(word.value) for word in words.last().values()) <= 20
     assert b"third" in words.last()
 
 
@@ -240,8 +240,7 @@ def test_a_close_does_not_wait_for_a_look_up(monkeypatch):
     monkeypatch.setattr(
         following, "Consumer", lambda _: Away(SimpleNamespace(_over=threading.Event()))
     )
-    monkeypatch.setattr(following, "CLOSE_S", 0.01)
-    words = LastWords({}, "t", lambda _: True, lambda _: None)
+    words = LastWords({}, "t", lambda _: True, lambda _: None, close_s=0.01)
     try:
         assert asked.wait(60)
         words.close()
