@@ -80,12 +80,15 @@ class KafkaProducer:
         config: Mapping[str, Any],
         on_served: Callable[[], None] = lambda: None,
         on_failed: Callable[[str], None] = _log.critical,
+        *,
+        renew_s: float = RENEW_S,
     ) -> None:
         """`on_served` is called after each round of acknowledgements, on the producer's thread.
 
-        `on_failed` gets the reason when producing is no longer possible.
+        `on_failed` gets the reason when producing is no longer possible. `renew_s`: the least time
+        between two producers, in seconds.
         """
-        self._on_failed = on_failed
+        self._on_failed, self._renew_s = on_failed, renew_s
         self._config = dict(config)
         self._life = _Life(self._config)
         #: for messages sent alone; created when needed
@@ -185,7 +188,7 @@ class KafkaProducer:
 
     def _renew(self) -> None:
         """Create another producer and continue with the unreported messages of the old one."""
-        self._closed.wait(self._renewed_at + RENEW_S - time.monotonic())
+        self._closed.wait(self._renewed_at + self._renew_s - time.monotonic())
         with self._lock:
             self._renewed_at = time.monotonic()
             self._broken.clear()

@@ -100,9 +100,8 @@ def test_a_producer_that_breaks_again_and_again_is_reported_of_once(
 ) -> None:
     """One line a minute, however often it is made anew."""
     monkeypatch.setattr(producer, "Producer", AlwaysBreaks)
-    monkeypatch.setattr(producer, "RENEW_S", 0.01)
     AlwaysBreaks.made = Breaks.made = []
-    under_test = producer.KafkaProducer({})
+    under_test = producer.KafkaProducer({}, renew_s=0.01)
     deadline = time.monotonic() + 60
     while len(Breaks.made) < 5:
         assert time.monotonic() < deadline
