@@ -35,8 +35,9 @@ class Unauthenticated:
     hold connections must not lock them out.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, young_s: float = UNAUTHENTICATED_S) -> None:
+        """`young_s`: seconds in which a connection keeps its place."""
+        self._lock, self._young_s = threading.Lock(), young_s
         #: (address, since when), oldest first
         self._waiting: dict[Wire, tuple[str, float]] = {}
 
@@ -45,7 +46,7 @@ class Unauthenticated:
         with self._lock:
             oldest = self._in_the_way(address)
             if oldest is not None:
-                if time.monotonic() - self._waiting[oldest][1] < UNAUTHENTICATED_S:
+                if time.monotonic() - self._waiting[oldest][1] < self._young_s:
                     return False
                 del self._waiting[oldest]
             self._waiting[wire] = (address, time.monotonic())
@@ -73,8 +74,19 @@ class Unauthenticated:
 class Server:
     """Listens until closed."""
 
-    def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Roster) -> None:
-        """`run` is sent to every client: it names the owner of the port; it is no secret."""
+    def __init__(
+        self,
+        bind: str,
+        port: int,
+        secret: bytes,
+        run: str,
+        audience: Roster,
+        young_s: float = UNAUTHENTICATED_S,
+    ) -> None:
+        """`run` is sent to every client: it names the owner of the port; it is no secret.
+
+        `young_s`: seconds in which a connection without proof keeps its place.
+        """
         try:
             self._listener = socket.create_server((bind, port), backlog=128)
         except OSError as error:
@@ -84,7 +96,7 @@ class Server:
             ) from error
         self.port: int = self._listener.getsockname()[1]
         self._secret, self._run, self._audience = secret, run, audience
-        self._unauthenticated = Unauthenticated()
+        self._unauthenticated = Unauthenticated(young_s)
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
         self._over = threading.Event()

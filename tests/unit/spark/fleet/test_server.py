@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from tests.unit.spark.fleet.test_wire import RUN, SECRET
 
-from perkey.spark.fleet.limits import UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_ONE_MAX
+from perkey.spark.fleet.limits import (
+    UNAUTHENTICATED_MAX,
+    UNAUTHENTICATED_OF_ONE_MAX,
+    UNAUTHENTICATED_S,
+)
 from perkey.spark.fleet.server import Server, Unauthenticated
 from perkey.spark.fleet.wire import Wire, introduce
 
@@ -47,9 +51,10 @@ def crowd() -> Crowd:
 
 
 @pytest.fixture
-def server(crowd: Crowd) -> Iterator[Server]:
-    """A control channel on loopback."""
-    running = Server("127.0.0.1", 0, SECRET, RUN, crowd)
+def server(crowd: Crowd, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A control channel on loopback; its parameter is `young_s`."""
+    young_s = getattr(request, "param", UNAUTHENTICATED_S)
+    running = Server("127.0.0.1", 0, SECRET, RUN, crowd, young_s)
     yield running
     running.close()
 
@@ -59,9 +64,9 @@ def dial(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), 60)
 
 
-def test_strangers_do_not_lock_members_out(server, crowd, monkeypatch) -> None:
+@pytest.mark.parametrize("server", [0.0], indirect=True)
+def test_strangers_do_not_lock_members_out(server, crowd) -> None:
     """Connections that only hold their place give it up to a member that dials."""
-    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 0.0)
     strangers = [dial(server) for _ in range(UNAUTHENTICATED_MAX + 5)]
     for one in strangers:
         one.sendall(b"x") if one.fileno() >= 0 else None
@@ -131,10 +136,9 @@ class FakeWire:
         ([*map(str, range(UNAUTHENTICATED_MAX))], "c", True, False, None),
     ],
 )
-def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monkeypatch) -> None:
+def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves) -> None:
     """At the limit the oldest of the address goes, or of the largest crowd; never a young one."""
-    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 60.0 if young else 0.0)
-    strangers = Unauthenticated()
+    strangers = Unauthenticated(60.0 if young else 0.0)
     wires = [FakeWire() for _ in there]
     for wire, address in zip(wires, there, strict=True):
         assert strangers.enter(wire, address)
@@ -144,10 +148,9 @@ def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monk
     )
 
 
-def test_a_place_is_given_back(monkeypatch) -> None:
+def test_a_place_is_given_back() -> None:
     """Who has proved itself does not count."""
-    monkeypatch.setattr("perkey.spark.fleet.server.UNAUTHENTICATED_S", 60.0)
-    strangers = Unauthenticated()
+    strangers = Unauthenticated(60.0)
     wires = [FakeWire() for _ in range(UNAUTHENTICATED_OF_ONE_MAX)]
     for wire in wires:
         strangers.enter(wire, "a")
