@@ -54,6 +54,12 @@ class Group:
 
 
 @pytest.fixture
+def patient(monkeypatch):
+    """A loaded machine answers late: the command waits longer."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+
+
+@pytest.fixture
 def group(monkeypatch, capsys):
     """Nobody runs yet."""
     monkeypatch.setattr(group_control, "LOOK_S", 0.01)
@@ -83,9 +89,9 @@ def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch
     assert (code, rows) == (1, {name: "done", "group g": "no answer"})
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_suspended_member_of_this_machine_is_named_and_not_waited_for(group, monkeypatch):
     """Its process is known here; the others' answers are awaited."""
-    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
     name, other = group.start(), group.start()
     monkeypatch.setattr(control_group.local, "suspended", lambda group: {other: "77"})
     group.runs[1].stop("now")
@@ -97,9 +103,9 @@ def test_a_suspended_member_of_this_machine_is_named_and_not_waited_for(group, m
     assert time.monotonic() - began < LIMIT_S / 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_follower_that_is_not_in_the_group_yet_is_waited_for(group, monkeypatch):
     """It beats before it joins: its answer counts."""
-    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
     name = group.start()
     monkeypatch.setattr(MemoryAdmin, "group_state", lambda *_: ("EMPTY", 0))
     assert group.asked("pause")[:2] == (0, {name: "done"})
@@ -136,9 +142,9 @@ def test_a_command_that_is_replaced_names_the_later_one(group, monkeypatch, caps
     assert f"no answer: replaced before it was obeyed, by {names[by]}: give it again" in line
 
 
-def test_a_setting_at_its_default_is_in_the_log_as_it_was_given(group, capsys, monkeypatch):
+@pytest.mark.usefixtures("patient")
+def test_a_setting_at_its_default_is_in_the_log_as_it_was_given(group, capsys):
     """`default`, not the value that stands for it."""
-    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
     group.start()
     assert group.asked("set", "concurrency=default")[0] == 0
     at = ("--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
@@ -183,9 +189,9 @@ def test_a_topic_requires_a_group_and_no_url(capsys, more):
     assert "--control requires --group and excludes --url" in capsys.readouterr().err
 
 
-def test_the_log_of_the_topic_is_read_when_no_member_runs(group, capsys, monkeypatch):
+@pytest.mark.usefixtures("patient")
+def test_the_log_of_the_topic_is_read_when_no_member_runs(group, capsys):
     """Commands with their answers, and what is in force; a topic that is not there is one line."""
-    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
     name = group.start()
     assert group.asked("pause", "--topic", "a", "--for", "10m")[0] == 0
     assert group.asked("resume", "--topic", "a", "--dry-run")[0] == 0
