@@ -156,7 +156,7 @@ def test_a_topic_that_cannot_be_read_is_said(group, monkeypatch):
     wait_for(lambda: in_force(run))
     assert "control" not in {one.about for one in why(run.snapshot())}
     followed = run._outside._followed
-    monkeypatch.setattr(group_control, "BEAT_S", 0.01)
+    monkeypatch.setattr(followed, "_beat_s", 0.01)
     monkeypatch.setattr(followed, "_send", lambda key, value: followed._failed("no rights"))
 
     def told():
@@ -216,9 +216,8 @@ def test_reports_and_control_are_two_topics():
         perkey.App(group="g", kafka={}, control="t", reports="t")
 
 
-def test_the_topic_is_not_copied_for_each_command(monkeypatch):
+def test_the_topic_is_not_copied_for_each_command():
     """It was, and it can contain 10,000 holds."""
-    monkeypatch.setattr(group_control, "BEAT_S", 3_600.0)
     words: dict[bytes, Word] = {}
     copies, before = 0, []
 
@@ -243,7 +242,7 @@ def test_the_topic_is_not_copied_for_each_command(monkeypatch):
     clients: Any = SimpleNamespace(
         producer=lambda *_: producer, last_words=lambda *_, **__: followed
     )
-    control = GroupControl(TOPIC, "g", "m", clients, obey)
+    control = GroupControl(TOPIC, "g", "m", clients, obey, beat_s=3_600.0)
     try:
         wait_for(lambda: len(before) == 20)
     finally:
@@ -254,7 +253,6 @@ def test_the_topic_is_not_copied_for_each_command(monkeypatch):
 def test_a_command_that_expired_while_no_broker_answered_is_not_obeyed(monkeypatch):
     """What is read first after an outage is old, and so is the broker's clock as known by then."""
     monkeypatch.setattr(group_control, "LOOK_S", 0.01)
-    monkeypatch.setattr(group_control, "BEAT_S", 0.01)
     words: dict[bytes, Word] = {}
     cut, clock, obeyed = False, time.time(), []
 
@@ -277,7 +275,7 @@ def test_a_command_that_expired_while_no_broker_answered_is_not_obeyed(monkeypat
     clients: Any = SimpleNamespace(
         producer=lambda *_: producer, last_words=lambda *_, **__: followed
     )
-    control = GroupControl(TOPIC, "g", "m", clients, obey)
+    control = GroupControl(TOPIC, "g", "m", clients, obey, beat_s=0.01)
     try:
         control.wait_ready()
         cut = True

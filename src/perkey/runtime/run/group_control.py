@@ -59,8 +59,11 @@ class GroupControl:
         member: str,
         clients: Connection,
         obey: Callable[[Order], Sequence[Answer]],
+        *,
+        beat_s: float = BEAT_S,
     ) -> None:
-        """`obey`: passes a command to this member."""
+        """`obey`: passes a command to this member; `beat_s`: seconds between two heartbeats."""
+        self._beat_s = beat_s
         self._topic, self._group, self._member, self._obey = topic, group, member, obey
         self._beat_key = key_of(BEAT, group, member)
         #: what was read, and the command if it is in force
@@ -131,7 +134,7 @@ class GroupControl:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if self._beats and now - self._beat_at < BEAT_S:
+        if self._beats and now - self._beat_at < self._beat_s:
             return
         self._beats, self._beat_at = self._beats + 1, now
         if self._waits_since is None:
