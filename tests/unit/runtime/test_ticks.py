@@ -37,6 +37,15 @@ def member() -> Member:
     )
 
 
+@pytest.fixture
+def ticks(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the engine was ticked; nothing else is done then, and the time is 100."""
+    times: list[float] = []
+    monkeypatch.setattr(member, "_tick", times.append)
+    monkeypatch.setattr(member, "now", lambda: 100.0)
+    return times
+
+
 def ticked(
     member: Member, monkeypatch: pytest.MonkeyPatch, tick: Callable[..., None]
 ) -> list[float]:
@@ -71,22 +80,20 @@ def test_what_stays_due_does_not_keep_the_thread_busy(member, monkeypatch):
     assert member.door.wakes_at == now + TICK_S
 
 
-@pytest.mark.parametrize(("late_s", "ticks"), [(-0.001, 0), (0.0, 1), (0.001, 1)])
-def test_the_thread_ticks_when_it_is_due(member, monkeypatch, late_s, ticks):
+@pytest.mark.parametrize(("late_s", "count"), [(-0.001, 0), (0.0, 1), (0.001, 1)])
+def test_the_thread_ticks_when_it_is_due(member, ticks, late_s, count):
     """A moment before nothing is done; at that moment it is."""
-    ticked: list[float] = []
     member.membership.consumer = SimpleNamespace(poll=lambda timeout_s, room: Polled())
-    monkeypatch.setattr(member, "_tick", ticked.append)
-    monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 100.0 - late_s
     member._step()
-    assert ticked == [100.0] * ticks
+    assert ticks == [100.0] * count
 
 
 @pytest.mark.parametrize(
     ("due_in_s", "waited_s"), [(-1.0, 0.0), (0.0, 0.0), (0.03, 0.03), (9.0, POLL_S)]
 )
-def test_a_poll_waits_until_something_is_due(member, monkeypatch, due_in_s, waited_s):
+@pytest.mark.usefixtures("ticks")
+def test_a_poll_waits_until_something_is_due(member, due_in_s, waited_s):
     """And no longer than a tenth of a second."""
     waits: list[float] = []
 
@@ -95,14 +102,13 @@ def test_a_poll_waits_until_something_is_due(member, monkeypatch, due_in_s, wait
         return Polled()
 
     member.membership.consumer = SimpleNamespace(poll=poll)
-    monkeypatch.setattr(member, "_tick", lambda now: None)
-    monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 100.0 + due_in_s
     member._step()
     assert waits == [pytest.approx(waited_s)]
 
 
 @pytest.mark.parametrize("who", ["membership", "committer"])
+@pytest.mark.usefixtures("ticks")
 def test_a_poll_does_not_wait_where_something_is_to_be_done(member, monkeypatch, who):
     """Either of them: what was handed to this thread, or a commit that is to be sent."""
     waits: list[float] = []
@@ -112,8 +118,6 @@ def test_a_poll_does_not_wait_where_something_is_to_be_done(member, monkeypatch,
         return Polled()
 
     member.membership.consumer = SimpleNamespace(poll=poll)
-    monkeypatch.setattr(member, "_tick", lambda now: None)
-    monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 109.0
     monkeypatch.setattr(type(getattr(member, who)), "waiting", property(lambda _: True))
     monkeypatch.setattr(member.committer, "send_planned", lambda: None)
@@ -123,6 +127,7 @@ def test_a_poll_does_not_wait_where_something_is_to_be_done(member, monkeypatch,
 
 
 @pytest.mark.parametrize("rejoining", [False, True])
+@pytest.mark.usefixtures("ticks")
 def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeypatch, rejoining):
     """Without a consumer too: a member that stood still must hear of it."""
     did: list[str] = []
@@ -132,7 +137,6 @@ def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeyp
         return Polled()
 
     member.membership.consumer = SimpleNamespace(poll=poll)
-    monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_take", lambda polled: did.append("take"))
     monkeypatch.setattr(member.proof, "renew", lambda: did.append("renew"))
     if rejoining:
@@ -151,6 +155,7 @@ def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeyp
         (2 * QUIET_POLLS, (7,), POLL_S),
     ],
 )
+@pytest.mark.usefixtures("ticks")
 def test_an_idle_member_polls_less_often(member, monkeypatch, polls, held, waited_s):
     """Once so many polls in a row brought nothing, while no record is held; what comes wakes it."""
     waits: list[float] = []
@@ -161,10 +166,8 @@ def test_an_idle_member_polls_less_often(member, monkeypatch, polls, held, waite
 
     member.membership.consumer = SimpleNamespace(poll=poll)
     member.partitions["t", 0] = SimpleNamespace(busy=bool(held))
-    monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_wait_for_room", lambda: 100)
     monkeypatch.setattr(member._watchdog, "polled", lambda polled, room: None)
-    monkeypatch.setattr(member, "now", lambda: 100.0)
     member.door.wakes_at = 109.0
     for _ in range(polls + 1):
         member._step()
