@@ -1,4 +1,8 @@
-"""One Python handler over many Kafka records concurrently: in key order, without loss."""
+"""One Python handler over many Kafka records concurrently: in key order, without loss.
+
+Users import from here, from `perkey.spark` and from `perkey.testing`; all else is inside. Names
+are loaded when first used, so that a command does not wait for what it does not need.
+"""
 
 from __future__ import annotations
 

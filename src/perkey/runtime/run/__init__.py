@@ -1,1 +1,5 @@
-"""One run of an app: prepared, started, watched, stopped, reported."""
+"""One run of an app: prepared, started, watched, stopped, reported.
+
+`run` is the handle; `preflight` checks before the start, `watching` during it, `drain` and `exits`
+end it. `control` takes orders, `result_stream` yields results, `run_snapshot` reports.
+"""
