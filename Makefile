@@ -24,7 +24,7 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup site demo test test-fast test-page spark-matrix broker-matrix chaos-short test-all lint types bench dist docs lock need-broker
+.PHONY: help mutate setup site demo test test-fast test-page spark-matrix broker-matrix python-matrix chaos-short test-all lint types bench dist docs lock need-broker
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,17 @@ broker-matrix: need-broker ## The contract of the consumer and the app on broker
 	@for version in 3.9.1 4.0.1 4.1.1 4.2.0 4.3.1; do \
 	    echo "== Apache Kafka $$version"; \
 	    PERKEY_TEST_KAFKA=$$version $(BIN)/python -m pytest -q -n 2 -p tests.support.other_broker -m "not long" tests/contract || exit 1; \
+	done
+
+# Each has its own environment, from the same lock; with pyenv: PYENV_VERSION=3.12.1:3.13.0 make python-matrix
+PYTHONS := 3.12 3.13
+LANE ?= tests/unit
+python-matrix: ## The unit tests on the newer Pythons (PYTHONS=3.13 LANE=tests/contract for others)
+	@for version in $(PYTHONS); do \
+	    echo "== Python $$version"; \
+	    { [ -x .venv-$$version/bin/python ] || python$$version -m venv .venv-$$version; } && \
+	    .venv-$$version/bin/python .ci/install.py && .venv-$$version/bin/python -m perkey.broker && \
+	    .venv-$$version/bin/python -m pytest -q -n 2 -m "not long" $(LANE) || exit 1; \
 	done
 
 chaos-short: need-broker ## Faults of three brokers: is every partition read again at once?
