@@ -25,7 +25,6 @@ REMAINING = {
     "account": 41,
     "broker": 9,
     "cli": 238,
-    "codec": 8,
     "core": 100,
     "dlq": 60,
     "kafka": 138,

@@ -46,8 +46,8 @@ def encode(frontier: int, top: int, not_done: Sequence[int]) -> str:
     smallest = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[smallest] < _COMPRESS_FROM_BYTES:
         return wire.to_text(smallest, _body(smallest, frontier, length, not_done, runs, number))
-    found = _bodies(sizes, frontier, length, not_done, runs, number)
-    encoding, body = min(found, key=lambda pair: len(pair[1]), default=(smallest, None))
+    candidates = _bodies(sizes, frontier, length, not_done, runs, number)
+    encoding, body = min(candidates, key=lambda pair: len(pair[1]), default=(smallest, None))
     if body is None or wire.text_chars(len(body)) > TEXT_CHARS_MAX:
         raise MapTooLarge(f"{length} offsets with {len(not_done)} not done need too long a text")
     return wire.to_text(encoding, body)

@@ -68,9 +68,9 @@ class Rider(NamedTuple):
 NONE = Rider()
 
 
-def least_bytes(one: Remembered) -> int:
+def least_bytes(entry: Remembered) -> int:
     """The least size of an entry."""
-    return 3 + (one[5] is not None) + (0 if one[6] is None else 4)
+    return 3 + (entry[5] is not None) + (0 if entry[6] is None else 4)
 
 
 def error_hash(kind: str, place: str) -> int:
@@ -83,25 +83,25 @@ def encode(frontier: int, entries: Sequence[Remembered], bytes_max: int) -> tupl
 
     Returns it and the number of entries; `(b"", 0)` if not one fits.
     """
-    base_s = min((one.until_s for one in entries if one.until_s is not None), default=0)
+    base_s = min((entry.until_s for entry in entries if entry.until_s is not None), default=0)
     content = bytearray((VERSION,))
     _put(content, max(0, base_s))
     count, end, begin = 0, frontier, len(content)
-    for one in entries:
-        _put_entry(content, one, end, max(0, base_s))
+    for entry in entries:
+        _put_entry(content, entry, end, max(0, base_s))
         if _HEAD_BYTES + len(content) > bytes_max:
             del content[begin:]
             break
-        count, end, begin = count + 1, one[0] + 1, len(content)
+        count, end, begin = count + 1, entry[0] + 1, len(content)
     if not count:
         return b"", 0
     head = _MAGIC + len(content).to_bytes(4, "little")
     return head + bytes(content), count
 
 
-def _put_entry(content: bytearray, one: Remembered, end: int, base_s: int) -> None:
+def _put_entry(content: bytearray, entry: Remembered, end: int, base_s: int) -> None:
     # Called for each entry of each commit: no function call for values of one byte.
-    offset, attempts, parked, held, by, until_s, error = one
+    offset, attempts, parked, held, by, until_s, error = entry
     assert offset >= end, "entries are ascending, from the frontier on"
     flags = (_PARKED if parked else 0) | (_HELD if held else 0)
     if by:
@@ -180,10 +180,10 @@ def decode(
     open_offsets = frozenset(not_done)
     return Rider(
         tuple(
-            one
-            for one in entries
-            if (one.offset in open_offsets or one.offset > highest_seen)
-            and (log_end is None or one.offset < log_end)
+            entry
+            for entry in entries
+            if (entry.offset in open_offsets or entry.offset > highest_seen)
+            and (log_end is None or entry.offset < log_end)
         )
     )
 

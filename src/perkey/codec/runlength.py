@@ -44,7 +44,7 @@ def runs(frontier: int, length: int, not_done: Sequence[int]) -> list[int]:
 
 
 def runs_of(number: int, length: int) -> list[int]:
-    """The same from the bits of the map, for a map with many undone offsets.
+    """The run lengths from the bits of the map, for a map with many undone offsets.
 
     A run ends where a bit differs from the one below it, and at the end of the map.
     """
@@ -53,9 +53,9 @@ def runs_of(number: int, length: int) -> list[int]:
     begun = -1  # offsets of the run that the previous byte has started; no run ends below bit 0
     for byte in ends.to_bytes((length + 8) // 8, "little"):
         if byte:
-            first, others, behind = _ENDS[byte]
+            first, whole_runs, behind = _ENDS[byte]
             lengths.append(begun + first)
-            lengths += others
+            lengths += whole_runs
             begun = behind
         else:
             begun += 8

@@ -70,8 +70,8 @@ def from_text(text: str) -> tuple[Encoding, bytes, bytes]:
         raise UnreadableMap("not Base64 text") from None
     encoding = BY_MAGIC.get(packed[0])
     if encoding is None:
-        known = FOREIGN.get(packed[0], "not an offset map")
-        raise UnreadableMap(f"magic byte 0x{packed[0]:02x}: {known}")
+        origin = FOREIGN.get(packed[0], "not an offset map")
+        raise UnreadableMap(f"magic byte 0x{packed[0]:02x}: {origin}")
     body = packed[1:]
     return (encoding, *decompress(body)) if encoding.is_compressed else (encoding, body, b"")
 
