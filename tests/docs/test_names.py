@@ -23,7 +23,6 @@ PRONOUNS = frozenset(
 REMAINING = {
     "": 42,
     "account": 41,
-    "broker": 9,
     "cli": 238,
     "core": 100,
     "dlq": 60,

@@ -189,15 +189,15 @@ class Cluster:
                 save_state(self.folder, state)
         # Wait for metadata from all of `wanted`; on failure stop the nodes just started
         addresses = [node.address for node in wanted]
-        mine = {node.id for node in missing}
+        missing_ids = {node.id for node in missing}
 
         def alive() -> bool:
-            return mine <= self._living(state).keys()
+            return missing_ids <= self._living(state).keys()
 
         if not wait_for_brokers(addresses, START_TIMEOUT_S, alive):
-            ended = sorted(mine - self._living(state).keys())
-            stop_all([(state.pids[n], self.properties(n)) for n in mine], grace_s=0)
-            self._reap(*mine)
+            ended = sorted(missing_ids - self._living(state).keys())
+            stop_all([(state.pids[n], self.properties(n)) for n in missing_ids], grace_s=0)
+            self._reap(*missing_ids)
             if not ended:
                 raise BrokerError(
                     f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s"

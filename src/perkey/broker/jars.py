@@ -114,8 +114,8 @@ def _ivy_jar() -> Path | None:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
-    found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
-    return found[-1] if found else None
+    jars = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
+    return jars[-1] if jars else None
 
 
 def _end(client: subprocess.Popen[str]) -> None:

@@ -61,8 +61,8 @@ def find_java() -> Java:
 
 def parse_version(text: str) -> int | None:
     """Parse the major version from the output of `java -version`; `1.8.0_402` is 8."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if version is None:
         return None
-    major, minor = int(found[1]), int(found[2] or 0)
+    major, minor = int(version[1]), int(version[2] or 0)
     return minor if major == 1 else major

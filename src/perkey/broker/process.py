@@ -71,8 +71,8 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
     try:
         outputs = [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
     except subprocess.TimeoutExpired:
-        what = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
-        raise BrokerError(f"{what}: is this machine overloaded?") from None
+        failure = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
+        raise BrokerError(f"{failure}: is this machine overloaded?") from None
     finally:
         for tool in tools:
             with tool:  # closes its pipe, and reaps it
@@ -133,8 +133,8 @@ def _arguments(pid: int) -> list[str]:
         ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     # `ps` joins with spaces: the properties path is the last argument, and may have spaces.
-    head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
-    return [head, path] if found else []
+    head, main_class, path = shown.stdout.strip().partition("kafka.Kafka ")
+    return [head, path] if main_class else []
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -164,7 +164,7 @@ def stop_all(processes: Sequence[tuple[int, Path]], *, grace_s: float = STOP_GRA
         living = [(pid, path) for pid, path in processes if is_node(pid, path)]
         for pid, _ in living:
             send_signal(pid, number)
-        if wait_until(lambda: not any(is_node(*one) for one in processes), wait_s):
+        if wait_until(lambda: not any(is_node(*node) for node in processes), wait_s):
             return
     raise BrokerError(f"broker processes {[pid for pid, _ in processes]} did not end after SIGKILL")
 

@@ -35,8 +35,10 @@ def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable
         # A node killed a moment ago is still listed, so each address is checked, too.
         if not all(_accepts(address) for address in addresses):
             return False
-        found = _metadata(admin)
-        return bool(found and len(found.brokers) >= len(addresses) and found.controller_id >= 0)
+        metadata = _metadata(admin)
+        return bool(
+            metadata and len(metadata.brokers) >= len(addresses) and metadata.controller_id >= 0
+        )
 
     return wait_until(lambda: not alive() or answered(), timeout_s) and alive()
 
@@ -103,8 +105,8 @@ def create_topic(
     _finish(admin.create_topics([topic])[name], f"topic {name} could not be created")
 
     def led() -> bool:
-        found = _metadata(admin)
-        topics = found.topics if found else {}
+        metadata = _metadata(admin)
+        topics = metadata.topics if metadata else {}
         return (
             name in topics
             and sum(p.leader >= 0 for p in topics[name].partitions.values()) == partitions
@@ -122,8 +124,8 @@ def delete_topic(bootstrap: str, name: str) -> None:
     _finish(admin.delete_topics([name])[name], f"topic {name} could not be deleted")
 
     def gone() -> bool:
-        found = _metadata(admin)
-        return found is not None and name not in found.topics
+        metadata = _metadata(admin)
+        return metadata is not None and name not in metadata.topics
 
     if not wait_until(gone, ANSWER_TIMEOUT_S):
         raise BrokerError(f"topic {name} still exists {ANSWER_TIMEOUT_S:.0f} s after its deletion")
