@@ -27,7 +27,6 @@ REMAINING = {
     "core": 100,
     "dlq": 60,
     "kafka": 138,
-    "ledger": 13,
     "observe": 123,
     "runtime": 258,
     "spark": 258,

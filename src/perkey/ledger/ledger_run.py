@@ -84,8 +84,8 @@ class LedgerRun:
 
     def ledger_for_admin(self) -> SqlLedger:
         """The same database through the plain driver."""
-        scheme, rest = self.ledger.url.split(":", 1)
-        return SqlLedger(f"{scheme.split('+')[0]}:{rest}", None, self.ledger.keep_s)
+        scheme, address = self.ledger.url.split(":", 1)
+        return SqlLedger(f"{scheme.split('+')[0]}:{address}", None, self.ledger.keep_s)
 
     # -- ids ---------------------------------------------------------------------------------------
 
@@ -94,16 +94,17 @@ class LedgerRun:
 
     def topic_id_of(self, topic: str) -> str:
         """The topic's id, looked up once."""
-        known = self.topic_ids.get(topic)
-        if known is None:
-            known = self.topic_ids[topic] = self._topic_id(topic)
-        return known
+        topic_id = self.topic_ids.get(topic)
+        if topic_id is None:
+            topic_id = self.topic_ids[topic] = self._topic_id(topic)
+        return topic_id
 
     def _rows(self, records: Sequence[Record]) -> list[_Row]:
         if self.ledger.id is not None:
-            return [(self._group, _text(self.ledger.id(one)), None) for one in records]
+            return [(self._group, _text(self.ledger.id(record)), None) for record in records]
         return [
-            (self._scope(one.topic, one.partition), str(one.offset), one.offset) for one in records
+            (self._scope(record.topic, record.partition), str(record.offset), record.offset)
+            for record in records
         ]
 
     # -- handling ----------------------------------------------------------------------------------
@@ -164,14 +165,14 @@ class LedgerRun:
 
         return handle
 
-    def _left(self, rows: Sequence[_Row], found: Any) -> list[int]:
+    def _left(self, rows: Sequence[_Row], stored: Any) -> list[int]:
         """Which of the records are not in the ledger; a batch's own duplicates count once."""
-        seen, left = {tuple(row) for row in found}, []
-        for index, (scope, one, _) in enumerate(rows):
-            if (scope, one) in seen:
+        seen, left = {tuple(row) for row in stored}, []
+        for index, (scope, record_id, _) in enumerate(rows):
+            if (scope, record_id) in seen:
                 self._count(1)
             else:
-                seen.add((scope, one))
+                seen.add((scope, record_id))
                 left.append(index)
         return left
 
@@ -197,9 +198,9 @@ class LedgerRun:
             with engine.begin() as connection:
                 if self.ledger.id is not None:
                     connection.execute(table.prune_old(self._group, before))
-                for one in committed if self.ledger.id is None else ():
-                    scope = self._scope(one.topic, one.partition)
-                    connection.execute(table.prune_passed(scope, one.frontier, before))
+                for entry in committed if self.ledger.id is None else ():
+                    scope = self._scope(entry.topic, entry.partition)
+                    connection.execute(table.prune_passed(scope, entry.frontier, before))
         except SQLAlchemyError as error:
             _log.warning("pruning the ledger failed, tried again later: %s", type(error).__name__)
         finally:
@@ -237,7 +238,7 @@ def _only(argument: Any, left: list[int]) -> Any:
 
 
 def _keys(rows: Sequence[_Row]) -> list[tuple[str, str]]:
-    return [(scope, one) for scope, one, _ in rows]
+    return [(scope, record_id) for scope, record_id, _ in rows]
 
 
 def _no_outputs(returned: Any) -> None:
@@ -248,14 +249,14 @@ def _no_outputs(returned: Any) -> None:
         )
 
 
-def _text(one: Any) -> str:
+def _text(record_id: Any) -> str:
     """A user's id as text; hashed if no database takes it or it is long. Types do not collide."""
-    if isinstance(one, bool) or not isinstance(one, str | int | bytes):
+    if isinstance(record_id, bool) or not isinstance(record_id, str | int | bytes):
         raise TypeError(
-            f"SqlLedger(id=...) returned {type(one).__name__}: return str, int or bytes"
+            f"SqlLedger(id=...) returned {type(record_id).__name__}: return str, int or bytes"
         )
-    kind = type(one).__name__[0]
-    text = one.hex() if isinstance(one, bytes) else str(one)
+    kind = type(record_id).__name__[0]
+    text = record_id.hex() if isinstance(record_id, bytes) else str(record_id)
     if len(text) > table.ID_CHARS - 2 or not is_c_text(text):
         hashed = hashlib.sha256(text.encode(errors="surrogatepass"))
         text, kind = hashed.hexdigest(), kind.upper()

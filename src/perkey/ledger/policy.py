@@ -50,9 +50,9 @@ class SqlLedger:
 
     def url_for(self, *, use_async: bool) -> str:
         """The URL with a driver that fits the handler; raises ConfigError if it cannot."""
-        scheme, rest = self.url.split(":", 1)
+        scheme, address = self.url.split(":", 1)
         if "+" not in scheme:
-            return f"{BACKENDS[self.backend][use_async]}:{rest}"
+            return f"{BACKENDS[self.backend][use_async]}:{address}"
         is_async = scheme in ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg_async")
         fits_both = scheme == "postgresql+psycopg"
         if is_async != use_async and not fits_both:

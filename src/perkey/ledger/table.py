@@ -50,14 +50,14 @@ def migrate(connection: Connection) -> None:
         if connection.execute(select(META.c.version)).first() is None:
             connection.execute(insert(META).values(version=VERSION))
         return
-    found = connection.execute(select(META.c.version)).scalar()
-    if found is not None and found > VERSION:
+    version = connection.execute(select(META.c.version)).scalar()
+    if version is not None and version > VERSION:
         raise ConfigError(
-            f"the ledger's table is of version {found}, made by a newer Perkey; this one knows "
+            f"the ledger's table is of version {version}, made by a newer Perkey; this one knows "
             f"{VERSION}: upgrade Perkey"
         )
     _metadata.create_all(connection)
-    if found is None or found < VERSION:
+    if version is None or version < VERSION:
         connection.execute(update(META).values(version=VERSION))
 
 
@@ -72,8 +72,8 @@ def remember(rows: list[tuple[str, str, int | None]]) -> tuple[Any, list[dict[st
     """The statement, with its rows, that inserts these ids."""
     now = time.time()
     return insert(LEDGER), [
-        {"scope": scope, "id": one, "position": position, "done_at": now}
-        for scope, one, position in rows
+        {"scope": scope, "id": record_id, "position": position, "done_at": now}
+        for scope, record_id, position in rows
     ]
 
 
