@@ -30,7 +30,7 @@ REMAINING = {
     "observe": 123,
     "runtime": 258,
     "spark": 258,
-    "testing": 30,
+    "testing": 23,
 }
 
 

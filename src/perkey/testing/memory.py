@@ -247,12 +247,12 @@ class Log:
         """Records from `position` on, and the reader's position after them."""
         end = self.stable_end() if committed else self.end
         place = self._place(position)
-        found = [r for r in self.records[place : place + records_max] if r.offset < end]
-        at_end = place + records_max >= len(self.records) or len(found) < records_max
-        after = end if at_end else found[-1].offset + 1
+        readable = [r for r in self.records[place : place + records_max] if r.offset < end]
+        at_end = place + records_max >= len(self.records) or len(readable) < records_max
+        after = end if at_end else readable[-1].offset + 1
         if committed:
-            found = [r for r in found if r.transaction not in self.aborted]
-        return found, max(position, after)
+            readable = [r for r in readable if r.transaction not in self.aborted]
+        return readable, max(position, after)
 
 
 @dataclass(slots=True)

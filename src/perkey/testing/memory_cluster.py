@@ -137,12 +137,12 @@ class MemoryCluster:
     def records(self, topic: str) -> list[Record]:
         """All records of a topic that a read_committed reader sees, partition by partition."""
         with self.changed:
-            found = []
+            records = []
             for number in range(self._known(topic)):
                 log = self.broker.logs[topic, number]
                 all_of_it = log.read(log.start, len(log.records) + 1, committed=True)[0]
-                found += [record_of((topic, number), stored) for stored in all_of_it]
-            return found
+                records += [record_of((topic, number), stored) for stored in all_of_it]
+            return records
 
     def leave_gap(self, topic: str, partition: int = 0, count: int = 1) -> None:
         """Use up offsets without a record, as transaction markers do."""

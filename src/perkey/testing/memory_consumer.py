@@ -197,8 +197,8 @@ class MemoryConsumer:
                 polled = self._collect(records_max)
                 woken, self._woken = self._woken, False
                 seen = self._kafka.changes
-            something = polled.batches or polled.ends or polled.commits or polled.out_of_range
-            if something or woken or self._kafka.clock.now() >= deadline:
+            has_news = polled.batches or polled.ends or polled.commits or polled.out_of_range
+            if has_news or woken or self._kafka.clock.now() >= deadline:
                 return polled
             self._kafka.rest(self, deadline, seen)
 
@@ -270,9 +270,9 @@ class MemoryConsumer:
     def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
         """Send a commit and return its answer, which is always available here."""
         token = self.commit(offsets)
-        mine = [answer for answer in self._answers if answer.token == token]
+        answers = [answer for answer in self._answers if answer.token == token]
         self._answers = deque(answer for answer in self._answers if answer.token != token)
-        return mine
+        return answers
 
     def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
         """Answers to commits sent before."""

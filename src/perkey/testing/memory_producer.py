@@ -155,9 +155,9 @@ class MemoryTransactions:
         deliveries += [self._kafka.store(message, producer) for message in messages]
         if self._mortal.reach("output_stored"):
             raise Crashed("output_stored")
-        for one in deliveries:
-            if one is not None and one.error is not None:
-                return one.error.message
+        for delivery in deliveries:
+            if delivery is not None and delivery.error is not None:
+                return delivery.error.message
         held = {(o.topic, o.partition): OffsetAndMetadata(o.offset, o.metadata) for o in offsets}
         answers = self._kafka.broker.send_offsets(
             producer, self._group, membership.member_id, membership.generation, held
