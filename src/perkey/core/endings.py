@@ -292,7 +292,8 @@ class Endings:
             self._try_again(work, failure)
         else:
             failure.exhausted_by = "attempts" if spent else "rejected"
-            if not self._is_behind(work, failure):
+            waits = not isinstance(work.partition.handler.spec.on_exhausted, Skip | DeadLetter)
+            if not (waits and self._is_behind(work, failure)):
                 self._exhausted(work, failure, failed.error)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:

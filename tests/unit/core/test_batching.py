@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from perkey.core import effects as fx
+from perkey.core import states
 from perkey.core.events import (
     Command,
     Failed,
@@ -17,7 +18,7 @@ from perkey.core.events import (
     Target,
     Unhandled,
 )
-from perkey.policies import Batch, Commit, Retry, Skip
+from perkey.policies import Batch, Commit, Park, Retry, Skip
 from perkey.types import Record, Sent
 
 
@@ -80,17 +81,15 @@ def test_a_batch_that_grew_full_while_no_slot_was_free_starts_with_the_next_one(
 
 
 def test_a_record_whose_own_output_is_refused_has_failed_behind_another_too(make_desk):
-    """Acknowledged alone, its output is its own: it is given up when its turn comes."""
+    """Acknowledged alone, its output is its own: no batch is tried in halves for it."""
     retry = Retry(attempts=1)
     desk = make_desk(in_batches(2, ack="explicit", retry=retry, on_exhausted=Skip()))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
     (effect,) = desk.take(fx.Start)
-    first, second = effect.works
+    _, second = effect.works
     desk.do("batch_ended", 0, [], [Returned(work, ["out"]) for work in effect.works])
     desk.do("outputs_answered", [(second, (), ERROR)])
-    assert desk.engine.state.handlers[0].skipped == 0
-    desk.do("outputs_answered", [(first, (), None)])
     assert desk.engine.state.handlers[0].skipped == 1
 
 
@@ -473,3 +472,20 @@ def test_what_a_lingering_batch_had_no_room_for_starts_next(make_desk):
     assert batches(desk) == []
     desk.pass_time(0.5)
     assert batches(desk) == [[6]]
+
+
+def test_a_record_that_is_exhausted_behind_another_is_parked_when_its_turn_comes(make_desk):
+    """A wait begins at the head of a lane: until then it is queued, and the commit knows of it."""
+    retry = Retry(attempts=1)
+    desk = make_desk(in_batches(2, ack="explicit", retry=retry, on_exhausted=Park()))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    (effect,) = desk.take(fx.Start)
+    first, second = effect.works
+    desk.do("batch_ended", 0, [], [Returned(work, ["out"]) for work in effect.works])
+    desk.do("outputs_answered", [(second, (), ERROR)])
+    assert (second.state, part.parked) == (states.QUEUED, 0)
+    (known,) = part.memory.entries(part.position, (), desk.now, 0.0)
+    assert (known.offset, known.attempts, known.exhausted_by) == (1, 1, "attempts")
+    desk.do("outputs_answered", [(first, (), None)])
+    assert part.parked == 1
