@@ -215,6 +215,7 @@ class Plans:
             partition.offsets.incomplete,
             carrier.room_bytes,
         )
+        partition.watch()  # of some it may be known by now that the log has them no more
         text, count = carrier.carry(entries)
         left_out = len(entries) - count + memory.unseen
         if left_out and not memory.shed:

@@ -361,6 +361,8 @@ class Endings:
             failure = work.failure
         exhausted = failure is not None and failure.exhausted_by
         held = None if exhausted else partition.held_by(work, self._state.now)
+        if held is None and partition.holds and not exhausted:
+            partition.end_holds(partition.holds_of(work))  # they are over
         if held is not None:
             wait_held(self._state, work, held)
         elif failure is None:

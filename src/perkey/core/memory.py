@@ -465,7 +465,7 @@ class Memory:
             if taken > bytes_max or len(shown_entries) == ENTRIES_MAX:
                 self.unseen = len(self._order) - place
                 break
-        if gone > len(shown_entries):
+        if gone > len(shown_entries) or (gone and self.waiting):
             before, self._order = self._order, []
             for offset in before:
                 if is_gone(offset, self._known[offset]):

@@ -337,12 +337,16 @@ class Partition:
         """Whether neither a hold nor a later record of its batch keeps it where it is."""
         return not self.lanes.mate_runs(work) and self.held_by(work, now) is None
 
+    def holds_of(self, work: Work) -> tuple[LaneKey, LaneKey]:
+        """The keys of `holds` that concern this record: its lane's, and its own."""
+        return self.lanes.key_of(work.record), work.offset
+
     def held_by(self, work: Work, now: float) -> HeldBy | None:
         """The hold of a record or its lane, the one that ends last; None if there is none."""
         if not self.holds:
             return None
         longest = None
-        for key in (self.lanes.key_of(work.record), work.offset):
+        for key in self.holds_of(work):
             by = self.holds.get(key)
             if by is not None and by.until > now and (longest is None or by.until > longest.until):
                 longest = by

@@ -431,6 +431,16 @@ def places(desk):
     return {name: count for name, count in row["places"].items() if count}
 
 
+def test_a_hold_that_is_over_is_looked_at_no_more(desk):
+    """Then the partition knows of nothing, and its records are ready without a look."""
+    assert order(desk, "hold") == [("held", -1)]
+    desk.poll(desk.part, 0)
+    assert desk.part.lanes.up is not desk.part.lanes.ready
+    desk.pass_time(10.1)
+    assert started(desk) == [0]
+    assert (desk.part.holds, desk.part.lanes.up is desk.part.lanes.ready) == ({}, True)
+
+
 def test_a_record_that_is_held_behind_another_stays_held_in_the_next_epoch(desk):
     """The commit has the hold before the record's turn has come; another member obeys it."""
     desk.poll(desk.part, 0, 1, key=b"k")

@@ -346,3 +346,15 @@ def test_no_more_is_made_than_there_is_room_for(surplus):
     found = memory.entries(0, (), 0.0, 0.0, bytes_max=4 * 8 + surplus)
     assert len(found) == (4 if surplus < 0 else 5)
     assert memory.unseen == 10 - len(found)
+
+
+def test_what_the_log_has_no_more_is_not_waited_for(make_desk):
+    """A remembered record was compacted away: once that is seen, no record is looked at for it."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=(Remembered(1, 2), Remembered(5, 1)))
+    desk.poll(part, 0, 2, 5, key=None)
+    works = desk.started()
+    assert part.memory.waiting == 1
+    desk.do("calls_ended", works)
+    desk.pass_time(1.0)
+    assert (part.memory.waiting, part.lanes.up is part.lanes.ready) == (0, True)
