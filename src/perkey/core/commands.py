@@ -274,7 +274,7 @@ class Commands:
             self._endings.release(work, command.reason)
             return _row(partition, command, "released", command.reason, offset)
         waits = work.state in states.REMEMBERED
-        if not waits and self._would_wait(partition, command, offset):
+        if not waits and self._would_wait(partition, command, work):
             return _row(partition, command, "released", "it starts when its turn comes", offset)
         if not waits:
             why = f"it is {SHOWN_NAMES[work.state]}: it waits for nothing that is to be released"
@@ -305,10 +305,13 @@ class Commands:
         self._state.retries.add(self._state.now, work)
         work.partition.wait(work, states.RETRYING)
 
-    def _would_wait(self, partition: Partition, command: Command, offset: int) -> bool:
+    def _would_wait(self, partition: Partition, command: Command, work: Work) -> bool:
         """Whether it would wait when its turn comes; if so, it will not, unless this is dry."""
-        spec = partition.handler.spec
-        waits = offset in partition.holds or partition.memory.puts_off(offset, spec)
+        if work.state not in (states.QUEUED, states.EPOCH):
+            return False  # its turn has come
+        offset, spec, hold = work.offset, partition.handler.spec, partition.holds.get(work.offset)
+        held = hold is not None and hold.until > self._state.now
+        waits = held or partition.memory.puts_off(offset, spec)
         if waits and not command.dry_run:
             partition.end_holds([offset])
             partition.memory.let_go(offset, spec)

@@ -292,8 +292,8 @@ class Endings:
             self._try_again(work, failure)
         else:
             failure.exhausted_by = "attempts" if spent else "rejected"
-            waits = not isinstance(work.partition.handler.spec.on_exhausted, Skip | DeadLetter)
-            if not (waits and self._is_behind(work, failure)):
+            immediate = isinstance(work.partition.handler.spec.on_exhausted, Skip)
+            if immediate or not self._is_behind(work, failure):
                 self._exhausted(work, failure, failed.error)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
@@ -361,8 +361,8 @@ class Endings:
             failure = work.failure
         exhausted = failure is not None and failure.exhausted_by
         held = None if exhausted else partition.held_by(work, self._state.now)
-        if held is None and partition.holds and not exhausted:
-            partition.end_holds(partition.holds_of(work))  # they are over
+        if partition.holds and held is None:
+            partition.end_expired(work, self._state.now)
         if held is not None:
             wait_held(self._state, work, held)
         elif failure is None:

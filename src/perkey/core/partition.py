@@ -333,6 +333,12 @@ class Partition:
         self.watch()
         return any(ended)
 
+    def end_expired(self, work: Work, now: float) -> None:
+        """Forget the holds of this record that are over."""
+        holds = self.holds
+        ours = [place for place in self.holds_of(work) if place in holds]
+        self.end_holds([place for place in ours if holds[place].until <= now])
+
     def is_free(self, work: Work, now: float) -> bool:
         """Whether neither a hold nor a later record of its batch keeps it where it is."""
         return not self.lanes.mate_runs(work) and self.held_by(work, now) is None

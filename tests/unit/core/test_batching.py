@@ -18,7 +18,7 @@ from perkey.core.events import (
     Target,
     Unhandled,
 )
-from perkey.policies import Batch, Commit, Park, Retry, Skip
+from perkey.policies import Batch, Commit, DeadLetter, Park, Retry, Skip
 from perkey.types import Record, Sent
 
 
@@ -488,4 +488,21 @@ def test_a_record_that_is_exhausted_behind_another_is_parked_when_its_turn_comes
     (known,) = part.memory.entries(part.position, (), desk.now, 0.0)
     assert (known.offset, known.attempts, known.exhausted_by) == (1, 1, "attempts")
     desk.do("outputs_answered", [(first, (), None)])
+    assert part.parked == 1
+
+
+def test_a_dead_letter_is_sent_when_its_records_turn_comes(make_desk):
+    """Refused behind another one, it would be parked there, and start out of order when released."""
+    retry = Retry(attempts=1)
+    desk = make_desk(in_batches(2, ack="explicit", retry=retry, on_exhausted=DeadLetter("dead")))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    (effect,) = desk.take(fx.Start)
+    first, second = effect.works
+    desk.do("batch_ended", 0, [], [Returned(work, ["out"]) for work in effect.works])
+    desk.do("outputs_answered", [(second, (), ERROR)])
+    assert desk.take(fx.SendDeadLetter) == []
+    desk.do("outputs_answered", [(first, (), None)])
+    assert [letter.work for letter in desk.take(fx.SendDeadLetter)] == [second]
+    desk.do("outputs_answered", [(second, (), ERROR)])
     assert part.parked == 1
