@@ -129,7 +129,7 @@ class Endings:
             return
         behind = unfollow(work)
         if ending.not_now or (ending.away and not self._state.outages.is_charged(work)):
-            self._batch_left(work)
+            work.partition.call_ended()
             self._waits(work, ending, behind=behind)
             return
         if not behind and batch_failed <= 1:
@@ -137,12 +137,8 @@ class Endings:
             if work.failure is not None:
                 work.failure.batch_max = 1 if batch_failed else 0
             return
-        self._batch_left(work)
-        self._split(work, ending, batch_failed, behind=behind)
-
-    def _batch_left(self, work: Work) -> None:
-        """Its part of the call is over."""
         work.partition.call_ended()
+        self._split(work, ending, batch_failed, behind=behind)
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
         """A batch of `count` failed as one: the record's next batch is half as large.

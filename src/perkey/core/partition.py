@@ -336,8 +336,8 @@ class Partition:
     def end_expired(self, work: Work, now: float) -> None:
         """Forget the holds of this record that are over."""
         holds = self.holds
-        ours = [place for place in self.holds_of(work) if place in holds]
-        self.end_holds([place for place in ours if holds[place].until <= now])
+        places = [place for place in self.holds_of(work) if place in holds]
+        self.end_holds([place for place in places if holds[place].until <= now])
 
     def is_free(self, work: Work, now: float) -> bool:
         """Whether neither a hold nor a later record of its batch keeps it where it is."""
