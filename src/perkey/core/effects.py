@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from perkey.types import Committed, ErrorInfo, OutcomeName, Record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perkey.core.events import Command
     from perkey.core.partition import Partition
     from perkey.core.work import Work
@@ -112,6 +114,12 @@ class Finished(NamedTuple):
     record: Record
 
 
+class BatchFinished(NamedTuple):
+    """Calls for these records returned nothing to send; sent only if batches are reported."""
+
+    works: Sequence[Work]
+
+
 class Troubled(NamedTuple):
     """An attempt failed, or the record was given up: for the log."""
 
@@ -174,5 +182,5 @@ class Fatal(NamedTuple):
 Effect = (
     Start | Send | SendDeadLetter | AskExhausted | CommitOffsets
     | Transact | ReadCommitted | PauseIntake | ResumeIntake | Refetch | Finished | Troubled
-    | CommitsStored | Answered | Note | Drained | Fatal
+    | BatchFinished | CommitsStored | Answered | Note | Drained | Fatal
 )  # fmt: skip

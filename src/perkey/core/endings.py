@@ -76,6 +76,8 @@ class Endings:
                 self._delivery(work).handled(work, report=False)
             else:
                 self._late(work)
+        if state.reporting_batches:
+            state.emit(fx.BatchFinished(works))
         if state.reporting:
             for work in works:
                 if work.state == states.DONE:

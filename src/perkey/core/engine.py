@@ -132,6 +132,13 @@ class Engine:
             state.emit(fx.PauseIntake(pause))
         self._turn()
 
+    def resumed(self, attempts: Mapping[tuple[str, int, int], int]) -> None:
+        """Failed attempts of an earlier run, by topic, partition and offset; before they start."""
+        for place, failed in attempts.items():
+            work = self.state.find(*place)
+            if work is not None and failed and work.failure is None:
+                work.resume(failed, self.state.texts)
+
     def reached(self, now: float, ends: Sequence[tuple[Partition, int]]) -> None:
         """The consumer is at these positions: nothing remains to be read before them."""
         self.state.now = now
@@ -504,6 +511,10 @@ class Engine:
     def report_results(self, *, on: bool) -> None:
         """Whether finished records are reported as results."""
         self.state.reporting = on
+
+    def report_batches(self) -> None:
+        """Report each list of records that are done (`effects.BatchFinished`)."""
+        self.state.reporting_batches = True
 
     def note(self, level: str, event: str, **fields: Any) -> None:
         """Request a line in the log."""

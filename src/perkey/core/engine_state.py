@@ -95,6 +95,8 @@ class EngineState:
         self.desired = Desired()
         #: results are read: every finished record is reported
         self.reporting = False
+        #: for each list of records that are done there is one effect
+        self.reporting_batches = False
         self.stop_mode: str | None = None
         self.drained = False
         self.fatal: fx.Fatal | None = None

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from perkey import guard
 from perkey.core import effects as fx
@@ -21,13 +20,11 @@ from perkey.core.engine import Engine
 from perkey.core.events import (
     ALL_STARTS_PER_S,
     Assignment,
-    Ended,
-    HandlerSpec,
     Limits,
     OutputsAnswer,
 )
 from perkey.core.partition import Partition
-from perkey.core.states import DONE, RUNNING
+from perkey.core.states import RUNNING
 from perkey.core.work import Work
 from perkey.errors import FatalError
 from perkey.options import HandlerOptions
@@ -42,7 +39,7 @@ from perkey.spark.processing.intake import Group
 from perkey.spark.processing.leftovers import Key
 from perkey.spark.processing.rows import Outputs, message_bytes
 from perkey.spark.processing.typed import as_json
-from perkey.types import Record, TopicPartition
+from perkey.types import TopicPartition
 
 _log = logging.getLogger("perkey.spark")
 
@@ -53,66 +50,6 @@ NO_BOUNDS = Limits(
 #: bytes of outputs that Spark has not taken yet; above it no further record starts
 OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
-
-
-class TaskEngine(Engine):
-    """The core; keeps finished records for the task's thread."""
-
-    def __init__(self, spec: HandlerSpec) -> None:
-        super().__init__([spec], NO_BOUNDS)
-        #: taken by the task's thread; appending and popping are atomic
-        self.finished: deque[Work] = deque()
-        #: set when this many are finished
-        self.wanted = 1
-        self.enough = threading.Event()
-
-    def polled_again(
-        self,
-        now: float,
-        batches: Sequence[tuple[Partition, list[Record], list[int]]],
-        attempts: Mapping[Key, int],
-    ) -> None:
-        """Like `polled`, with the attempts of an earlier micro-batch before any record starts."""
-        self.halt(now, "feed", on=True)
-        self.polled(now, batches)
-        for partition, _, _ in batches:
-            for work in partition.works():
-                failed = attempts.get(work.record[:3])
-                if failed and work.failure is None:
-                    work.resume(failed, self.state.texts)
-        self.halt(now, "feed", on=False)
-
-    def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
-        """As in the core; records that returned nothing are finished."""
-        super().calls_ended(now, done, ended)
-        self._taken_in(done, ended)
-
-    def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """As in the core; the same for acknowledged records of a batch handler."""
-        super().batch_progressed(now, done, ended)
-        self._taken_in(done, ended)
-
-    def batch_ended(
-        self, now: float, handler: int, done: Sequence[Work], ended: Sequence[Ended], **call: Any
-    ) -> None:
-        """As in the core; the same for a batch."""
-        super().batch_ended(now, handler, done, ended, **call)
-        self._taken_in(done, ended)
-
-    def _taken_in(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        self._finish(done)
-        if ended:
-            self._finish([e.work for e in ended if e.work.state == DONE])
-
-    def outputs_answered(self, now: float, answers: Sequence[OutputsAnswer]) -> None:
-        """As in the core; these are finished."""
-        super().outputs_answered(now, answers)
-        self._finish([work for work, _, _ in answers])
-
-    def _finish(self, works: Sequence[Work]) -> None:
-        self.finished.extend(works)
-        if len(self.finished) >= self.wanted:
-            self.enough.set()
 
 
 class Lanes:
@@ -130,8 +67,14 @@ class Lanes:
         #: durations of calls
         self.latency = plan.latency
         self._slow = SlowCalls()
-        self._engine = TaskEngine(plan.spec)
-        self._door = Door(self._engine, self._perform)
+        #: taken by the task's thread; appending and popping are atomic
+        self._finished: deque[Work] = deque()
+        #: `_enough` is set when this many are finished
+        self._wanted = 1
+        self._enough = threading.Event()
+        engine = Engine([plan.spec], NO_BOUNDS)
+        engine.report_batches()
+        self._door = Door(engine, self._perform)
         self._fatal: fx.Fatal | None = None
         self._door.on_died = self._died
         self._ahead = None
@@ -163,10 +106,16 @@ class Lanes:
         """Pass records to the core; `attempts`: calls that have failed before."""
         batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
         self.outstanding += sum(len(records) for _, records, _ in batches)
-        if attempts:
-            self._door.post(lambda _, now: self._engine.polled_again(now, batches, attempts))
-        else:
-            self._door.post(lambda engine, now: engine.polled(now, batches))
+
+        def polled(engine: Engine, now: float) -> None:
+            if attempts:
+                engine.halt(now, "feed", on=True)
+            engine.polled(now, batches)
+            if attempts:
+                engine.resumed(attempts)
+                engine.halt(now, "feed", on=False)
+
+        self._door.post(polled)
 
     def ahead(self) -> Ahead | None:
         """Calls without the core, if the handler allows it and the core has no records."""
@@ -196,11 +145,10 @@ class Lanes:
 
     def wait(self, count: int, timeout_s: float) -> None:
         """Wait until this many records, or all, are finished, or for the time-out."""
-        engine = self._engine
-        engine.wanted = max(1, min(count, self.outstanding))
-        if len(engine.finished) < engine.wanted and self._fatal is None:
-            engine.enough.wait(timeout_s)
-        engine.enough.clear()
+        self._wanted = max(1, min(count, self.outstanding))
+        if len(self._finished) < self._wanted and self._fatal is None:
+            self._enough.wait(timeout_s)
+        self._enough.clear()
         self.check()
         if self._slow.is_due():
             self._door.call(lambda _, now: self._slow.look(self._partitions.values(), now))
@@ -216,11 +164,11 @@ class Lanes:
     @property
     def finished_count(self) -> int:
         """How many records can be taken."""
-        return len(self._engine.finished)
+        return len(self._finished)
 
     def take_finished(self) -> tuple[list[Work], dict[Work, Outputs]]:
         """The finished records, and the outputs of those that have some."""
-        finished, outputs = self._engine.finished, self._outputs
+        finished, outputs = self._finished, self._outputs
         works = [finished.popleft() for _ in range(len(finished))]
         self.outstanding -= len(works)
         taken = {work: outputs.pop(work) for work in works if work in outputs} if outputs else {}
@@ -262,6 +210,10 @@ class Lanes:
                     start(works)
                 case fx.Send(work, outputs):
                     answers.append(self._kept(work, outputs))
+                case fx.BatchFinished(works):
+                    self._finish(works)
+                case fx.Troubled(work, "skipped"):
+                    self._finish([work])
                 case fx.SendDeadLetter(work, topic, error):
                     letter = dead_letter(work, topic, error, self._group)
                     value: object = letter.value
@@ -272,12 +224,21 @@ class Lanes:
                     traced(_log, level, what, fields)
                 case fx.Fatal():
                     self._fatal = effect
-                    self._engine.enough.set()
+                    self._enough.set()
         if answers:
-            self._door.post(lambda engine, now: engine.outputs_answered(now, answers))
+            self._door.post(lambda engine, now: self._answered(engine, now, answers))
         if self._held_bytes > OUTPUT_BYTES_HELD_MAX:
             self._door.post(lambda engine, now: engine.halt(now, "rows", on=True))
-            self._engine.enough.set()
+            self._enough.set()
+
+    def _answered(self, engine: Engine, now: float, answers: Sequence[OutputsAnswer]) -> None:
+        engine.outputs_answered(now, answers)
+        self._finish([work for work, _, _ in answers])
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        self._finished.extend(works)
+        if len(self._finished) >= self._wanted:
+            self._enough.set()
 
     def _kept(self, work: Work, outputs: Outputs) -> OutputsAnswer:
         """Outputs wait for their row; for the core they count as delivered."""
@@ -290,7 +251,7 @@ class Lanes:
     def _died(self, name: str, error: BaseException) -> None:
         guard.log_death(name, error)
         self._fatal = fx.Fatal(f"thread {name} died: {type(error).__name__}: {error}", None)
-        self._engine.enough.set()
+        self._enough.set()
 
     def _keep_time(self) -> None:
         def tick(_engine: Engine, now: float) -> float:

@@ -417,8 +417,8 @@ def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
 def test_a_task_without_its_clock_ends():
     """Retries and time-outs would never come: it would wait for ever."""
     lanes: Any = lanes_module.Lanes.__new__(lanes_module.Lanes)
-    lanes._fatal, lanes._engine = None, SimpleNamespace(enough=threading.Event())
+    lanes._fatal, lanes._enough = None, threading.Event()
     lanes._died("perkey-clock", KeyError("when"))
-    assert lanes._engine.enough.is_set()
+    assert lanes._enough.is_set()
     with pytest.raises(FatalError, match="thread perkey-clock died: KeyError: 'when'"):
         lanes.check()
