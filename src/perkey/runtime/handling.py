@@ -10,11 +10,11 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perkey.core.events import Charged, Ended, HandlerSpec, Unhandled
+from perkey.core.events import ALL_STARTS_PER_S, Charged, Ended, HandlerSpec, Unhandled
 from perkey.core.partition import Partition
 from perkey.core.states import CLOSED, DONE, RUNNING
 from perkey.core.work import Work
-from perkey.decoding import Decoding
+from perkey.decoding import Decoding, decoding_of
 from perkey.runtime.door import Door
 from perkey.runtime.histogram import AGE_S, AGES_MAX, Latency
 from perkey.types import CHARGE, Charge, Record
@@ -22,6 +22,7 @@ from perkey.types import CHARGE, Charge, Record
 if TYPE_CHECKING:
     from perkey.core.engine import Engine
     from perkey.ledger.ledger_run import LedgerRun
+    from perkey.options import HandlerOptions
 
 #: polls remembered per partition; the arrival time of earlier records is unknown
 POLLS_MAX = 2_000
@@ -167,6 +168,33 @@ class HandlerPlan:
     calls: dict[Work, Call] | None = None
     #: concurrent calls, as set by a command; 0: as declared
     set_calls: int = 0
+
+    @classmethod
+    def of(cls, options: HandlerOptions, name: str) -> HandlerPlan:
+        """The options of one handler, under its name in logs and snapshots."""
+        spec = HandlerSpec(
+            name=name,
+            ordering=options.ordering,
+            concurrency=options.concurrency,
+            retry=options.retry,
+            on_exhausted=options.on_exhausted,
+            hold=options.hold,
+            brake=options.brake,
+            budget=options.budget,
+            timeout_s=options.timeout_s,
+            delivery=options.delivery,
+            commit_each=options.commit.each,
+            batch=options.batch,
+            rate_limit_per_s=options.rate_limit_per_s or ALL_STARTS_PER_S,
+        )
+        return cls(
+            spec=spec,
+            function=options.function,
+            decoding=decoding_of(options.key, options.value),
+            output=options.output,
+            prefetch=options.prefetch,
+            kind=options.kind,
+        )
 
     @property
     def calls_max(self) -> int:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perkey.app_options import AppOptions
-from perkey.core.events import ALL_STARTS_PER_S, NEVER, HandlerSpec
-from perkey.decoding import decoding_of, is_async
+from perkey.core.events import NEVER
+from perkey.decoding import is_async
 from perkey.kafka.ports import AdminPort
 from perkey.kafka.secrets import redacted
 from perkey.options import HandlerOptions
@@ -54,32 +54,12 @@ def plans_of(
 
 def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
     """The options of one handler, under its name in logs and snapshots."""
-    spec = HandlerSpec(
-        name=name,
-        ordering=handler.ordering,
-        concurrency=handler.concurrency,
-        retry=handler.retry,
-        on_exhausted=handler.on_exhausted,
-        hold=handler.hold,
-        brake=handler.brake,
-        budget=handler.budget,
-        timeout_s=handler.timeout_s,
-        delivery=handler.delivery,
-        commit_each=handler.commit.each,
-        batch=handler.batch,
-        rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
-    )
+    plan = HandlerPlan.of(handler, name)
+    spec = plan.spec
     if handler.kind == "processes" and may_run_ahead(spec):  # a worker never waits for its next
         each = PROCESS_AHEAD if spec.batch is None else 1
-        spec = replace(spec, ahead=spec.concurrency * each)
-    return HandlerPlan(
-        spec=spec,
-        function=handler.function,
-        decoding=decoding_of(handler.key, handler.value),
-        output=handler.output,
-        prefetch=handler.prefetch,
-        kind=handler.kind,
-    )
+        plan.spec = replace(spec, ahead=spec.concurrency * each)
+    return plan
 
 
 #: `Commit()`: also when so many records are done, see `Limits.commit_after`

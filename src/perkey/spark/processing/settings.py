@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from perkey.app import App, app_of
 from perkey.errors import ConfigError
 from perkey.numeric import is_positive, is_whole
-from perkey.options import RETRY, HandlerOptions, checked
+from perkey.options import COMMIT, RETRY, HandlerOptions, checked
 from perkey.policies import DeadLetter, Skip, Stop
 from perkey.signatures import takes_argument
 from perkey.spark.processing.leftovers import shared_folder
@@ -88,7 +88,9 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
         raise ConfigError(f"{where}: {reason}") from None
     if not isinstance(options.on_exhausted, Stop | DeadLetter):
         options = replace(options, on_exhausted=Skip())
-    return replace(options, delivery="at_least_once", output=output)
+    # A task commits nothing, and waits for no group: what concerns these is left out.
+    options = replace(options, delivery="at_least_once", commit=COMMIT, hold=None, brake=None)
+    return replace(options, output=output)
 
 
 def name_of(handler: Any) -> str:

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from time import monotonic as clock
 
@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from perkey.app import app_of
-from perkey.core.events import ALL_STARTS_PER_S, HandlerSpec
 from perkey.core.work import Work
-from perkey.decoding import decoding_of, is_async
+from perkey.decoding import is_async
 from perkey.errors import FatalError
 from perkey.runtime.calls.loops import HandlerLoop
 from perkey.runtime.handling import HandlerPlan
@@ -121,7 +120,7 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
     loop = None
     gc_pace.slow_down()
     try:
-        plan = plan_of(settings)
+        plan = task_plan(settings)
         awaits = plan.decoding is not None and plan.decoding.is_async
         if settings.lifespan is not None or awaits or is_async(function) or is_async(prefetch):
             loop = HandlerLoop()
@@ -142,25 +141,13 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
             app.state = None
 
 
-def plan_of(settings: TaskSettings) -> HandlerPlan:
+def task_plan(settings: TaskSettings) -> HandlerPlan:
     """The handler as the executors call it."""
     options = settings.options
-    rate = options.rate_limit_per_s
-    spec = HandlerSpec(
-        name=options.name,
-        ordering=options.ordering,
-        concurrency=options.concurrency,
-        retry=options.retry,
-        on_exhausted=options.on_exhausted,
-        timeout_s=options.timeout_s,
-        rate_limit_per_s=ALL_STARTS_PER_S if rate is None else rate,
-        batch=options.batch,
-    )
-    value = options.value
     if settings.typed:  # from a row's fields; `dict` copies: the handler may change it
-        value = value.model_validate if is_model(value) else dict
-    decoding = decoding_of(options.key, value)
-    plan = HandlerPlan(spec, options.function, decoding, options.output, options.prefetch)
+        value = options.value
+        options = replace(options, value=value.model_validate if is_model(value) else dict)
+    plan = HandlerPlan.of(options, options.name)
     if settings.timed:
         plan.latency = Latency(BOUNDS)
     return plan

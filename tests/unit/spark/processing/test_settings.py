@@ -40,6 +40,13 @@ def declared(function=None, **options):
     return app.consume("t", **options)(function or handler)
 
 
+def test_what_concerns_a_consumer_group_is_left_out():
+    """A task commits nothing, so a record is done when its call returns."""
+    handler = declared(hold=perkey.Hold(on=OSError), commit=perkey.Commit(each=True))
+    options = handler_options(handler, {})
+    assert (options.hold, options.brake, options.commit) == (None, None, perkey.Commit())
+
+
 def test_a_plain_function_has_the_decorators_defaults():
     """Left out and not decorated: what @app.consume would do, with failures as rows."""
     options, usual = handler_options(plain, {"retry": UNSET}), HandlerOptions(plain, ("t",))
