@@ -323,7 +323,7 @@ class Endings:
                 continue
             if work.state == states.PARKED:
                 if work.parked_by is None or work.parked_by.after_s is None:
-                    self.release(work, "its time is over")  # otherwise relief.py gives it up
+                    self.release(work, "its time is over")  # otherwise `Relief` gives it up
                 continue
             self._requeue(work, failure)
             self.turn_comes(work)
