@@ -57,6 +57,10 @@ class Remembered(NamedTuple):
     #: `error_hash` of its last failure; None: not known
     error: int | None = None
 
+    def without_wait(self) -> Remembered:
+        """The same, without a hold or a delay."""
+        return self._replace(held=False, until_s=None)
+
 
 class Rider(NamedTuple):
     """The content of a commit's rider; without entries and with a `problem` if unreadable."""

@@ -309,8 +309,8 @@ class Commands:
         """Whether it would wait when its turn comes; if so, it will not, unless this is dry."""
         if work.state not in (states.QUEUED, states.EPOCH):
             return False  # its turn has come
-        offset, spec, hold = work.offset, partition.handler.spec, partition.holds.get(work.offset)
-        held = hold is not None and hold.until > self._state.now
+        offset, spec, by = work.offset, partition.handler.spec, partition.holds.get(work.offset)
+        held = by is not None and by.until > self._state.now
         waits = held or partition.memory.puts_off(offset, spec)
         if waits and not command.dry_run:
             partition.end_holds([offset])

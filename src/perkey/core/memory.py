@@ -383,7 +383,7 @@ class Memory:
         if known.parked or used_up_by(known, spec):
             self.start_over(offset)
         else:
-            self._known[offset] = known._replace(held=False, until_s=None)
+            self._known[offset] = known.without_wait()
             self.changed = True
 
     def start_over(self, offset: int) -> bool:
@@ -413,7 +413,7 @@ class Memory:
     def unless_released(self, known: Remembered, key: LaneKey) -> Remembered:
         """The entry of a record of this lane, without a hold that was released."""
         if known.held and key in self.released:
-            return known._replace(held=False, until_s=None)
+            return known.without_wait()
         return known
 
     def recall(self, offset: int) -> Remembered | None:
