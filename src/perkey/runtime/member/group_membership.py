@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -165,3 +166,38 @@ class GroupMembership:
         """On the polling thread, after leaving the group: end all waits."""
         self._quit.set()
         self._behind.put(None)
+
+
+#: the recent window is one to two of these
+GAP_WINDOW_S = 150.0
+
+
+class PollGaps:
+    """The longest times between two polls, in seconds: the figure behind L5.
+
+    Written by the polling thread; any thread reads it.
+    """
+
+    def __init__(self) -> None:
+        #: the last poll; None before the first
+        self.polled_at: float | None = None
+        #: since the start of the member
+        self.max_s = 0.0
+        #: when the current window began, and the longest in the one before and in it
+        self._windows = (0.0, 0.0, 0.0)
+
+    def polled(self) -> None:
+        """A poll has returned."""
+        now = time.monotonic()
+        gap_s = now - (self.polled_at or now)
+        since, before_s, longest_s = self._windows
+        if now - since >= GAP_WINDOW_S:
+            since, before_s, longest_s = now, longest_s, 0.0
+        self._windows = since, before_s, max(longest_s, gap_s)
+        self.max_s, self.polled_at = max(self.max_s, gap_s), now
+
+    def recent_s(self, *, ended: bool) -> float:
+        """Of the last few minutes, including the current one unless the member has ended."""
+        now = time.monotonic()
+        lasts_s = 0.0 if ended else now - (self.polled_at or now)
+        return max(*self._windows[1:], lasts_s)

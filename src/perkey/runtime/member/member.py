@@ -9,7 +9,6 @@ its group.
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from math import inf
 
@@ -19,14 +18,14 @@ from perkey.core import effects as fx
 from perkey.core.engine import Engine
 from perkey.core.gates import OUTPUTS
 from perkey.errors import ConfigError
+from perkey.kafka.clientlog import Sparse
 from perkey.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from perkey.runtime.door import Door
 from perkey.runtime.logs import event
 from perkey.runtime.member.committing import Committer, MembershipProof
-from perkey.runtime.member.group_membership import GroupMembership
+from perkey.runtime.member.group_membership import GroupMembership, PollGaps
 from perkey.runtime.member.member_config import MemberConfig
 from perkey.runtime.member.outputs import Outputs
-from perkey.runtime.member.perform import Performer
 from perkey.runtime.member.rebalance import Rebalance, Rejoining
 from perkey.runtime.member.refetching import Refetcher
 from perkey.runtime.member.run_log import RunLog
@@ -53,40 +52,7 @@ LAST_TRANSACTION_S = 11.0
 LAST_TRANSACTION_LATE_S, LAST_TRANSACTION_NOW_S = 3.0, 1.0
 #: how long each client may take to close, also after a stop "now"
 CLOSE_S, CLOSE_NOW_S = 2.0, 0.5
-#: the recent window is one to two of these
-GAP_WINDOW_S = 150.0
 ENDS_EVERY_S = 1.0
-
-
-class PollGaps:
-    """The longest times between two polls, in seconds: the figure behind L5.
-
-    Written by the polling thread; any thread reads it.
-    """
-
-    def __init__(self) -> None:
-        #: the last poll; None before the first
-        self.polled_at: float | None = None
-        #: since the start of the member
-        self.max_s = 0.0
-        #: when the current window began, and the longest in the one before and in it
-        self._windows = (0.0, 0.0, 0.0)
-
-    def polled(self) -> None:
-        """A poll has returned."""
-        now = time.monotonic()
-        gap_s = now - (self.polled_at or now)
-        since, before_s, longest_s = self._windows
-        if now - since >= GAP_WINDOW_S:
-            since, before_s, longest_s = now, longest_s, 0.0
-        self._windows = since, before_s, max(longest_s, gap_s)
-        self.max_s, self.polled_at = max(self.max_s, gap_s), now
-
-    def recent_s(self, *, ended: bool) -> float:
-        """Of the last few minutes, including the current one unless the member has ended."""
-        now = time.monotonic()
-        lasts_s = 0.0 if ended else now - (self.polled_at or now)
-        return max(*self._windows[1:], lasts_s)
 
 
 class Member:
@@ -125,13 +91,11 @@ class Member:
         self.committer.on_answered = self.proof.answered
         #: called inside the door
         self._refetcher = Refetcher(self.membership, config.make_reader)
-        #: used inside the door only
-        self._performer = Performer(
-            self.membership, config, self.outputs, self.committer, self.run_log, self._refetcher,
-            served=self.outputs_served, drained=self._drained,
-        )  # fmt: skip
+        #: used inside the door only, like the following field
+        self._finished: list[fx.Finished] = []
+        self._sparse = Sparse()
         #: any thread
-        self.door = self.membership.door = Door(self.engine, self._performer.perform, self.now)
+        self.door = self.membership.door = Door(self.engine, self.perform, self.now)
         self.door.wake = self.membership.wake
         self.door.on_earlier = self._wake_for_deadline
         self.door.on_broken = self._broke
@@ -176,7 +140,7 @@ class Member:
         config = self.config
         self.membership.consumer = config.make_consumer()
         if config.make_transactor is not None:
-            self.transactor = self._performer.transactor = config.make_transactor(self.membership)
+            self.transactor = config.make_transactor(self.membership)
         self.executors.extend(config.make_executors(self.door, self.fail))
         guard.thread("perkey-background", self.membership.work_behind, self.died).start()
         guard.thread("perkey-poll", self._run, self.died).start()
@@ -241,9 +205,6 @@ class Member:
         self.fail(f"internal error: {type(error).__name__}: {error}")
         self.leaving = True
         self.membership.wake()
-
-    def _drained(self) -> None:
-        self.leaving = True
 
     @property
     def patient(self) -> bool:
@@ -473,6 +434,88 @@ class Member:
     def refetched(self) -> int:
         """How many fetches were restarted. Thread-safe."""
         return self._watchdog.refetched
+
+    # -- effects: inside the door, so nothing here may wait ----------------------------------------
+
+    def perform(self, effects: list[fx.Effect]) -> None:
+        """Do all of these, in order."""
+        for effect in effects:
+            match effect:
+                case fx.Start(handler, works, together):
+                    executor = self.executors[handler]
+                    start = executor.start_batch if together else executor.start
+                    start(works)
+                case fx.Send(work, outputs):
+                    self.outputs.send(work, outputs)
+                case fx.Finished():
+                    self._finished.append(effect)
+                case fx.Troubled():
+                    self.run_log.trouble(effect)
+                case fx.SendDeadLetter(work, topic, error):
+                    self.outputs.send_dead_letter(work, topic, error)
+                case fx.Note():
+                    self._note(effect)
+                case _:
+                    self._perform_rare(effect)
+        if self.outputs.answered:  # refused immediately, or stored already
+            self.outputs_served()
+        if self._finished:
+            finished = self._finished.copy()
+            self._finished.clear()
+            self.config.on_finished(finished)
+
+    def _perform_rare(self, effect: fx.Effect) -> None:
+        """The effects that are rare: not one per record."""
+        membership = self.membership
+        match effect:
+            case fx.CommitOffsets():
+                self.committer.plan(effect)
+            case fx.CommitsStored(committed):
+                membership.callbacks.call(self.config.on_commit, committed)
+            case fx.Transact():
+                assert self.transactor is not None
+                self.transactor.begin(effect)
+            case fx.ReadCommitted(partitions):
+                membership.background(lambda: self.committer.read_back(partitions))
+            case fx.PauseIntake(partitions):
+                places = [partition.where for partition in partitions]
+                membership.on_poll_thread(lambda: membership.consumer.pause(places))
+            case fx.ResumeIntake(partitions):
+                places = [partition.where for partition in partitions]
+                membership.on_poll_thread(lambda: membership.consumer.resume(places))
+            case fx.Refetch():
+                self._refetcher.ask(effect)
+            case fx.AskExhausted():
+                membership.callbacks.call(self._decide, effect)
+            case fx.Answered():
+                self._answered(effect)
+            case fx.Drained():
+                self.leaving = True
+                membership.on_poll_thread(lambda: None)
+            case fx.Fatal(reason, error):
+                self.fail(reason, error)
+            case _:
+                raise TypeError(f"a member does not perform {effect!r}")
+
+    def _answered(self, effect: fx.Answered) -> None:
+        action, reason = effect.command.action, effect.command.reason
+        for row in effect.rows:
+            event("info", "command", action=action, reason=reason, **row._asdict())
+        for listener in tuple(self.membership.answered):
+            listener(effect)
+
+    def _decide(self, effect: fx.AskExhausted) -> None:
+        """On the callbacks' thread: call the user's function, behind the calls that wait there."""
+        assert self.config.decide is not None
+        answer = self.config.decide(effect)
+        self.door.post(lambda engine, now: engine.decided(now, [answer]))
+
+    def _note(self, effect: fx.Note) -> None:
+        # There may be thousands, such as parked records: one line per ten seconds.
+        left_out = self._sparse.left_out(effect.event)
+        if left_out is not None:
+            omitted = {"alike": left_out} if left_out else {}
+            event(effect.level, effect.event, **(effect.fields | omitted))
 
     # -- outputs -----------------------------------------------------------------------------------
 
