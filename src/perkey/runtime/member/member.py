@@ -440,23 +440,16 @@ class Member:
     def perform(self, effects: list[fx.Effect]) -> None:
         """Do all of these, in order."""
         for effect in effects:
-            match effect:
-                case fx.Start(handler, works, together):
-                    executor = self.executors[handler]
-                    start = executor.start_batch if together else executor.start
-                    start(works)
-                case fx.Send(work, outputs):
-                    self.outputs.send(work, outputs)
-                case fx.Finished():
-                    self._finished.append(effect)
-                case fx.Troubled():
-                    self.run_log.trouble(effect)
-                case fx.SendDeadLetter(work, topic, error):
-                    self.outputs.send_dead_letter(work, topic, error)
-                case fx.Note():
-                    self._note(effect)
-                case _:
-                    self._perform_rare(effect)
+            if type(effect) is fx.Send:  # up to once a record: `match` takes three times as long
+                self.outputs.send(effect.work, effect.outputs)
+            elif type(effect) is fx.Start:
+                executor = self.executors[effect.handler]
+                start = executor.start_batch if effect.together else executor.start
+                start(effect.works)
+            elif type(effect) is fx.Finished:
+                self._finished.append(effect)
+            else:
+                self._perform_other(effect)
         if self.outputs.answered:  # refused immediately, or stored already
             self.outputs_served()
         if self._finished:
@@ -464,10 +457,16 @@ class Member:
             self._finished.clear()
             self.config.on_finished(finished)
 
-    def _perform_rare(self, effect: fx.Effect) -> None:
-        """The effects that are rare: not one per record."""
+    def _perform_other(self, effect: fx.Effect) -> None:
+        """All other effects."""
         membership = self.membership
         match effect:
+            case fx.Troubled():
+                self.run_log.trouble(effect)
+            case fx.SendDeadLetter(work, topic, error):
+                self.outputs.send_dead_letter(work, topic, error)
+            case fx.Note():
+                self._note(effect)
             case fx.CommitOffsets():
                 self.committer.plan(effect)
             case fx.CommitsStored(committed):
