@@ -28,7 +28,7 @@ from perkey.errors import FatalError
 from perkey.kafka.group_lag import PartitionLag
 from perkey.observe.lag_server import LagBoard, LettersBoard
 from perkey.observe.metrics import exposed
-from perkey.runtime.member import member as members
+from perkey.runtime.member import group_membership
 from perkey.testing import MemoryKafka, VirtualClock
 
 pytestmark = pytest.mark.push
@@ -341,7 +341,7 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
         def monotonic():
             return time.monotonic() + stopped_s[0]
 
-    monkeypatch.setattr(members, "time", Clock)
+    monkeypatch.setattr(group_membership, "time", Clock)
     scene.start(app)
     scene.minutes(2)
     assert scene.fired() == set()
