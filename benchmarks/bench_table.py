@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from perkey.kafka.ports import OutMessage, ToCommit
 from perkey.spark.table import DeltaTable, IcebergTable
-from perkey.spark.table.committer import Committer
+from perkey.spark.table.committer import TableCommitter
 from perkey.spark.table.line import TableLine, TablePlan
 from perkey.spark.table.rows import as_rows, columns_of, row_of
 from perkey.spark.table.sink import TABLE, TableSink
@@ -38,7 +38,7 @@ class Count:
         self.lock = threading.Lock()
 
 
-def member(number: int, committer: Committer, rows: int, end: float, count: Count) -> None:
+def member(number: int, committer: TableCommitter, rows: int, end: float, count: Count) -> None:
     """Hand over batch after batch, each once the one before is in the table."""
     records = [Record("t", number, offset, 1, b"key", VALUE) for offset in range(rows)]
     table, _ = as_rows([row_of(OutMessage(TABLE, VALUE, b"key"), one) for one in records], COLUMNS)
@@ -70,7 +70,7 @@ _never = threading.Event()
 
 def measure(sink: TableSink, members: int, rows: int, seconds: float) -> None:
     """One line for so many members."""
-    committer = Committer(sink.opened(COLUMNS, "bench"), 0.0, print)
+    committer = TableCommitter(sink.opened(COLUMNS, "bench"), 0.0, print)
     committer.start()
     count, began, cpu = Count(), time.monotonic(), time.process_time()
     threads = [

@@ -22,7 +22,7 @@ from werkzeug.serving import make_server
 from perkey.errors import ConfigError
 from perkey.kafka.ports import OutMessage, ToCommit
 from perkey.spark.table import DeltaTable, IcebergTable
-from perkey.spark.table.committer import Committer
+from perkey.spark.table.committer import TableCommitter
 from perkey.spark.table.line import TableLine, TablePlan
 from perkey.spark.table.rows import as_rows, columns_of, row_of
 from perkey.spark.table.sink import TABLE, TableSink
@@ -115,7 +115,7 @@ def test_every_row_once_in_a_store_that_refuses(bucket, tmp_path, kind) -> None:
     store = sink.opened(COLUMNS, "g")
     bucket.refuse_each = 11
     unfit: list[str] = []
-    committer = Committer(store, 0.1, unfit.append)
+    committer = TableCommitter(store, 0.1, unfit.append)
     committer.start()
 
     def member(number: int) -> None:

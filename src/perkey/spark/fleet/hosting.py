@@ -39,7 +39,7 @@ from perkey.spark.fleet.limits import (
     ORPHAN_DRAIN_S,
     PROGRESS_EVERY_S,
 )
-from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.link import DriverLink
 from perkey.spark.fleet.membership import (
     MemberTask,
     client_id,
@@ -73,7 +73,7 @@ class MemberRun(Run):
         instance_id: str | None,
         checked: bool,
         table: TableLine | None,
-        link: Link,
+        link: DriverLink,
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
@@ -148,7 +148,7 @@ class MemberHandle:
     Requests that concern the whole fleet go to the driver.
     """
 
-    def __init__(self, run: Run, link: Link) -> None:
+    def __init__(self, run: Run, link: DriverLink) -> None:
         self._run, self._link = run, link
 
     @property
@@ -194,7 +194,9 @@ class MemberHandle:
 class Host:
     """Runs one member until it has left for good; restarts it if only the member broke."""
 
-    def __init__(self, task: MemberTask, link: Link, welcome: Message, app: MemberApp) -> None:
+    def __init__(
+        self, task: MemberTask, link: DriverLink, welcome: Message, app: MemberApp
+    ) -> None:
         self._link = link
         self._welcome = welcome
         self._table: TableLine | None = None
@@ -429,7 +431,7 @@ class Host:
 class _ToDriver(logging.Handler):
     """Sends Perkey's log lines of this process to the driver, which writes them."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: DriverLink) -> None:
         super().__init__()
         self._link = link
         # Log calls may come from inside the door, where nothing may block: lines wait here.

@@ -26,7 +26,7 @@ _FIRST_DIAL_S = 15.0
 _KEPT_MAX = 1_000
 
 
-class Link:
+class DriverLink:
     """Messages to and from the driver. `gone` is set when it does not answer any more."""
 
     def __init__(self, address: tuple[str, int], secret: bytes, place: str) -> None:

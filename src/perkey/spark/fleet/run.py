@@ -38,7 +38,7 @@ from perkey.types import RunReport, StopMode
 
 if TYPE_CHECKING:
     from perkey.app_options import Hosted
-    from perkey.spark.table.committer import Committer
+    from perkey.spark.table.committer import TableCommitter
 
 _log = logging.getLogger("perkey")
 
@@ -75,7 +75,7 @@ class FleetRun:
         )
         self._receivers = Receivers(self._fatal_from, self._asked, self._callbacks.event)
         self._roster = Roster(settings.members, orders, self._receivers)
-        self._committer: Committer | None = None
+        self._committer: TableCommitter | None = None
         self._lookout: Lookout | None = None
         self._ending = Ending()
         self._stopped_at: float | None = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.link import DriverLink
 from perkey.spark.fleet.membership import MemberTask, kernel
 from perkey.spark.fleet.wire import WireError
 
@@ -34,7 +34,7 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
     attempt = 0 if context is None else context.attemptNumber()
     # The daemon that forks the workers signals its group, and so this process, at its end.
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    link = Link((task.host, task.port), task.secret, place=f"{task.index}.{task.generation}")
+    link = DriverLink((task.host, task.port), task.secret, place=f"{task.index}.{task.generation}")
     facts = {
         "attempt": attempt,
         "pid": os.getpid(),

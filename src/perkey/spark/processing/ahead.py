@@ -29,7 +29,7 @@ _log = logging.getLogger("perkey.spark")
 SLOW_S = 60.0
 
 
-class Run:
+class AheadRun:
     """Some calls in a row."""
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class Ahead:
         """Replaces the plan's function, so that the core's executor continues begun calls."""
         self._plan, self._loop = plan, loop
         self._function = plan.function
-        self._begun: Run | None = None
+        self._begun: AheadRun | None = None
         plan.function = self._called
 
-    def run(self, records: Iterator[Record]) -> Run:
+    def run(self, records: Iterator[Record]) -> AheadRun:
         """Call the handler for these until one waits or fails, or for some milliseconds.
 
         On the task's thread, and only if the core has no records: the handler could be in a call
         with an earlier one of the same lane.
         """
-        run = Run()
+        run = AheadRun()
         self._loop.call_soon_threadsafe(self._start, run, records)
         while not run.stopped.wait(SLOW_S):
             fields = {
@@ -82,21 +82,21 @@ class Ahead:
 
     # -- on the loop -------------------------------------------------------------------------------
 
-    def _start(self, run: Run, records: Iterator[Record]) -> None:
+    def _start(self, run: AheadRun, records: Iterator[Record]) -> None:
         run.ending = self._loop.create_task(self._driven(run, records))
 
-    async def _driven(self, run: Run, records: Iterator[Record]) -> None:
+    async def _driven(self, run: AheadRun, records: Iterator[Record]) -> None:
         await in_contexts(run, self._calls(run, records), lambda: self._pass_on(run))
         run.stopped.set()
 
-    def _pass_on(self, run: Run) -> None:
+    def _pass_on(self, run: AheadRun) -> None:
         """The current call is the core's from here on."""
         if not run.begun:
             run.begun = run.over = True
             self._begun = run
             run.stopped.set()
 
-    async def _calls(self, run: Run, records: Iterator[Record]) -> None:
+    async def _calls(self, run: AheadRun, records: Iterator[Record]) -> None:
         plan, function, clock = self._plan, self._function, time.perf_counter
         decode = None if plan.decoding is None else plan.decoding.here
         began = slice_ends = clock()
@@ -150,7 +150,7 @@ class Ahead:
         return _result(run)
 
 
-async def _result(run: Run) -> Any:
+async def _result(run: AheadRun) -> Any:
     """The end of a call that has begun; a cancellation reaches the call."""
     assert run.ending is not None, "set before the first call"
     await run.ending

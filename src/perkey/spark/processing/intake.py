@@ -27,7 +27,7 @@ PLACE = ["topic", "partition", "offset"]
 OTHER = "__perkey_"
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Records of one partition, ascending, with their sizes in bytes."""
 
     topic: str
@@ -71,7 +71,7 @@ def rows_each(rows: int, size_bytes: int) -> int:
     return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES_MAX // per_row))
 
 
-def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
+def groups(chunk: pa.RecordBatch) -> Iterator[RowGroup]:
     """The records of each partition in the chunk; the chunk is in offset order."""
     for (topic, number), rows in by_place(chunk):
         here = chunk if len(rows) == chunk.num_rows else chunk.take(pa.array(rows))
@@ -82,7 +82,7 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
         sizes = np.add(_lengths(keys), _lengths(values)) + int(more // max(1, here.num_rows))
         strict = bool((offsets[1:] > offsets[:-1]).all())
         records = list(records_of(here, repeat(topic), repeat(number)))
-        yield Group(topic, number, records, sizes.tolist(), strict, here)
+        yield RowGroup(topic, number, records, sizes.tolist(), strict, here)
 
 
 def records_of(
@@ -192,7 +192,7 @@ class Intake:
                 row = taken.chunk.slice(int(rows[below - 1]), 1)
                 (self._last[place],) = records_of(row, [place[0]], [place[1]])
 
-    def new_rows(self, group: Group) -> Group:
+    def new_rows(self, group: RowGroup) -> RowGroup:
         """The group; ConfigError if two rows name one record: none is dropped silently."""
         where = (group.topic, group.partition)
         last = self._last.get(where)

@@ -35,7 +35,7 @@ from perkey.runtime.handling import HandlerPlan
 from perkey.runtime.logs import traced
 from perkey.runtime.member.outputs import dead_letter
 from perkey.spark.processing.ahead import Ahead
-from perkey.spark.processing.intake import Group
+from perkey.spark.processing.intake import RowGroup
 from perkey.spark.processing.leftovers import Key
 from perkey.spark.processing.rows import Outputs, message_bytes
 from perkey.spark.processing.typed import as_json
@@ -52,7 +52,7 @@ OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
 
 
-class Lanes:
+class TaskLanes:
     """Calls the handler for records and collects the results."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Lanes:
 
     # -- the task's thread -------------------------------------------------------------------------
 
-    def feed(self, groups: Sequence[Group], attempts: Mapping[Key, int] | None = None) -> None:
+    def feed(self, groups: Sequence[RowGroup], attempts: Mapping[Key, int] | None = None) -> None:
         """Pass records to the core; `attempts`: calls that have failed before."""
         batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
         self.outstanding += sum(len(records) for _, records, _ in batches)
@@ -190,7 +190,7 @@ class Lanes:
         self._executor.close()
         self._alarm.set()
 
-    def _partition(self, group: Group) -> Partition:
+    def _partition(self, group: RowGroup) -> Partition:
         where = (group.topic, group.partition)
         partition = self._partitions.get(where)
         if partition is None:

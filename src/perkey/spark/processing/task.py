@@ -34,8 +34,8 @@ from perkey.runtime.handling import HandlerPlan
 from perkey.runtime.histogram import Latency
 from perkey.runtime.run import gc_pace
 from perkey.spark.processing.columns import BOUNDS, with_call_times
-from perkey.spark.processing.intake import Group, Intake, chunks, groups, sorted_chunks, whole
-from perkey.spark.processing.lanes import Lanes
+from perkey.spark.processing.intake import Intake, RowGroup, chunks, groups, sorted_chunks, whole
+from perkey.spark.processing.lanes import TaskLanes
 from perkey.spark.processing.leftovers import Leftovers, TaskOfBatch
 from perkey.spark.processing.payload import unpacked
 from perkey.spark.processing.rows import (
@@ -113,7 +113,7 @@ def task_of_batch() -> TaskOfBatch:
 
 
 @contextmanager
-def _opened(settings: TaskSettings) -> Iterator[Lanes]:
+def _opened(settings: TaskSettings) -> Iterator[TaskLanes]:
     """The lanes with everything that the handler needs, closed at the end."""
     function, prefetch = settings.options.function, settings.options.prefetch
     app = app_of(function) or settings.app
@@ -128,7 +128,7 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
             if app is not None:
                 app.state = state
         group = "" if app is None else app.options.group
-        lanes = Lanes(settings.options, plan, loop.loop if loop is not None else None, group)
+        lanes = TaskLanes(settings.options, plan, loop.loop if loop is not None else None, group)
         try:
             yield lanes
         finally:
@@ -154,7 +154,7 @@ def task_plan(settings: TaskSettings) -> HandlerPlan:
 
 
 def _rows(
-    settings: TaskSettings, lanes: Lanes, held: Held, batches: Iterator[pa.RecordBatch]
+    settings: TaskSettings, lanes: TaskLanes, held: Held, batches: Iterator[pa.RecordBatch]
 ) -> Rows:
     intake = Intake()
     for chunk in sorted_chunks(batches) if settings.sort else chunks(batches):
@@ -172,7 +172,7 @@ def _rows(
 
 
 def _done_ahead(
-    chunk: pa.RecordBatch, lanes: Lanes, intake: Intake
+    chunk: pa.RecordBatch, lanes: TaskLanes, intake: Intake
 ) -> Generator[tuple[pa.RecordBatch, Sequence[Work]], None, list[pa.RecordBatch]]:
     """The rows that need nothing of the core; returns what it must be fed, piece by piece."""
     ahead = lanes.ahead()
@@ -199,7 +199,7 @@ def _done_ahead(
 
 def _rows_in_time(
     settings: TaskSettings,
-    lanes: Lanes,
+    lanes: TaskLanes,
     held: Held,
     batches: Iterator[pa.RecordBatch],
     left: Leftovers,
@@ -229,7 +229,7 @@ def _rows_in_time(
 
 def _taken_in(
     chunk: pa.RecordBatch, settings: TaskSettings, intake: Intake, held: Held
-) -> list[Group]:
+) -> list[RowGroup]:
     together = [intake.new_rows(group) for group in groups(chunk)]
     if settings.others:
         for group in together:
@@ -237,11 +237,11 @@ def _taken_in(
     return together
 
 
-def _is_full(lanes: Lanes) -> bool:
+def _is_full(lanes: TaskLanes) -> bool:
     return lanes.outstanding >= WAITING_RECORDS_MAX or lanes.waiting_bytes() >= WAITING_BYTES_MAX
 
 
-def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
+def _finished(lanes: TaskLanes, count: int = ROWS_EACH) -> Rows:
     """Wait a little for this many finished records, and convert the available ones to rows."""
     if count:
         lanes.wait(count, ROWS_EVERY_S)

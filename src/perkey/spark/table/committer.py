@@ -52,7 +52,7 @@ class _Asked:
         self.reply({"type": "table", "id": self.message["id"], **facts})
 
 
-class Committer:
+class TableCommitter:
     """Serves the members' claims and rows, on a separate thread."""
 
     def __init__(
@@ -259,10 +259,10 @@ def _opened(message: Mapping[str, Any]) -> tuple[Hand, pa.Table]:
 
 def served(
     sink: TableSink, group: str, spark: Any, receivers: Receivers
-) -> tuple[TablePlan, Committer]:
+) -> tuple[TablePlan, TableCommitter]:
     """The members' settings, and the table's writer, started; raises ConfigError in one line."""
     plan, store = planned(sink, group, spark)
-    committer = Committer(
+    committer = TableCommitter(
         store, sink.interval_s, lambda reason: receivers.fatal(1, reason, None, True)
     )
     committer.start()

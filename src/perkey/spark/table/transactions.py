@@ -50,7 +50,7 @@ _HURRY_S = 10.0
 _LOOK_S = 0.05
 
 
-class Pace:
+class TablePace:
     """The time until the next transaction. Any thread may request speed; one thread waits."""
 
     def __init__(self, interval_s: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -91,7 +91,7 @@ STALE_REST_S = 0.5
 class TableTransactions:
     """A TransactionsPort. Not thread-safe."""
 
-    def __init__(self, inner: TransactionsPort, line: TableLine, pace: Pace) -> None:
+    def __init__(self, inner: TransactionsPort, line: TableLine, pace: TablePace) -> None:
         """`inner`: for what goes to Kafka."""
         self._inner, self._line = inner, line
         self.pace = pace
@@ -204,7 +204,7 @@ class TableConnection(RealConnection):
 
     def __init__(self, settings: ClientSettings, line: TableLine) -> None:
         super().__init__(settings)
-        self.pace = Pace(line.interval_s)
+        self.pace = TablePace(line.interval_s)
         self._line = line
 
     def consumer(self) -> TableConsumer:
@@ -219,7 +219,7 @@ class TableConnection(RealConnection):
 class TableConsumer(KafkaConsumer):
     """A consumer that claims its assigned partitions, and starts where the table is."""
 
-    def __init__(self, settings: ClientSettings, line: TableLine, pace: Pace) -> None:
+    def __init__(self, settings: ClientSettings, line: TableLine, pace: TablePace) -> None:
         super().__init__(with_client_log(settings.consumer))
         self._settings, self._line, self._pace = settings, line, pace
 

@@ -13,7 +13,7 @@ from tests.unit.spark.fleet.test_wire import RUN, SECRET
 from perkey.broker.process import wait_until
 from perkey.spark.fleet import link as links
 from perkey.spark.fleet.hosting import Host
-from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.link import DriverLink
 from perkey.spark.fleet.server import Server
 from perkey.spark.fleet.wire import Wire
 
@@ -55,17 +55,17 @@ def driver() -> Driver:
 
 
 @pytest.fixture
-def link(driver: Driver) -> Iterator[Link]:
+def link(driver: Driver) -> Iterator[DriverLink]:
     """A member's line to it."""
     server = Server("127.0.0.1", 0, SECRET, RUN, driver)
-    link = Link(("127.0.0.1", server.port), SECRET, "0.0")
+    link = DriverLink(("127.0.0.1", server.port), SECRET, "0.0")
     link.open({})
     yield link
     link.close()
     server.close()
 
 
-def cut(driver: Driver, link: Link) -> None:
+def cut(driver: Driver, link: DriverLink) -> None:
     """The line breaks; the member cannot get another one yet."""
     driver.free.clear()
     driver.wires[-1].hang_up()
@@ -118,7 +118,7 @@ def test_reports_to_callbacks_are_dropped_first_and_that_is_logged(
 def test_a_line_that_breaks_while_it_is_closed_is_closed() -> None:
     """The listener takes the wire away between two looks at it."""
 
-    class Breaking(Link):
+    class Breaking(DriverLink):
         looks = 0
 
         @property

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perkey.spark.fleet.limits import DRIVER_GONE_S, HELLO_BYTES_MAX
-from perkey.spark.fleet.link import Link
+from perkey.spark.fleet.link import DriverLink
 from perkey.spark.fleet.wire import Wire, WireError, admit, introduce, proof
 
 SECRET = b"s" * 32
@@ -245,7 +245,7 @@ def test_a_broken_line_is_dialled_again_for_a_while_only() -> None:
     """A link whose driver is gone says so after its time, and no message is pretended sent."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    link = Link(address, SECRET, "0.0")
+    link = DriverLink(address, SECRET, "0.0")
 
     def driver() -> Wire:
         peer, _ = listener.accept()

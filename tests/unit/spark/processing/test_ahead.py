@@ -15,7 +15,7 @@ from tests.unit.spark.processing.conftest import record_batch
 
 import perkey
 from perkey.spark.processing import ahead as ahead_module
-from perkey.spark.processing.lanes import Lanes
+from perkey.spark.processing.lanes import TaskLanes
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +28,13 @@ def facts():
 @pytest.fixture
 def fed(monkeypatch):
     """The offsets of records that the core was given."""
-    offsets, feed = [], Lanes.feed
+    offsets, feed = [], TaskLanes.feed
 
     def noted(self, groups, attempts=None):
         offsets.extend(record.offset for group in groups for record in group.records)
         feed(self, groups, attempts)
 
-    monkeypatch.setattr(Lanes, "feed", noted)
+    monkeypatch.setattr(TaskLanes, "feed", noted)
     return offsets
 
 

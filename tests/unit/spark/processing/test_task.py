@@ -407,7 +407,7 @@ def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
     monkeypatch.setattr(lanes_module, "Executors", Executors)
     plan: Any = SimpleNamespace(spec=HandlerSpec("h"), latency=None)
     options: Any = None
-    lanes = lanes_module.Lanes(options, plan, None)
+    lanes = lanes_module.TaskLanes(options, plan, None)
     lanes.close()
     with pytest.raises(FatalError, match="thread perkey-h-0 died: RuntimeError: can't start"):
         lanes.check()
@@ -416,7 +416,7 @@ def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
 @pytest.mark.threads_may_die
 def test_a_task_without_its_clock_ends():
     """Retries and time-outs would never come: it would wait for ever."""
-    lanes: Any = lanes_module.Lanes.__new__(lanes_module.Lanes)
+    lanes: Any = lanes_module.TaskLanes.__new__(lanes_module.TaskLanes)
     lanes._fatal, lanes._enough = None, threading.Event()
     lanes._died("perkey-clock", KeyError("when"))
     assert lanes._enough.is_set()

@@ -14,7 +14,7 @@ from deltalake import DeltaTable as DeltaLog
 
 from perkey.kafka.ports import KafkaUnavailable, OutMessage, ToCommit
 from perkey.spark.table import DeltaTable
-from perkey.spark.table.committer import Committer
+from perkey.spark.table.committer import TableCommitter
 from perkey.spark.table.line import TableLine, TablePlan
 from perkey.spark.table.rows import as_rows, columns_of, row_of
 from perkey.spark.table.sink import TABLE
@@ -33,7 +33,7 @@ class Fleet:
         self.uri = str(folder / "t")
         self.store = DeltaTable(self.uri, "n long").opened(COLUMNS, "g")
         self.unfit: list[str] = []
-        self.committer = Committer(self.store, interval_s, self.unfit.append)
+        self.committer = TableCommitter(self.store, interval_s, self.unfit.append)
         self.plan = TablePlan(COLUMNS.serialize().to_pybytes(), interval_s)
         self.gone = threading.Event()
 

@@ -8,7 +8,7 @@ import pytest
 from perkey.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
 from perkey.spark.table.rows import columns_of, row_of
 from perkey.spark.table.sink import TABLE
-from perkey.spark.table.transactions import Pace, TableTransactions
+from perkey.spark.table.transactions import TablePace, TableTransactions
 from perkey.types import ErrorInfo, Record, Sent
 
 COLUMNS = columns_of(pa.schema([("n", pa.int64())]))
@@ -58,7 +58,7 @@ def line() -> Line:
 
 @pytest.fixture
 def port(kafka, line) -> TableTransactions:
-    return TableTransactions(kafka, line, Pace(0.0))
+    return TableTransactions(kafka, line, TablePace(0.0))
 
 
 def row(offset: int, value: bytes | None = None) -> OutMessage:
@@ -142,7 +142,7 @@ def test_records_without_results_commit_offsets_alone(port, kafka, line) -> None
 def test_the_pace_waits_for_its_interval_alone() -> None:
     """Not while much waits, and not while somebody is in a hurry."""
     clock = [0.0]
-    pace = Pace(30.0, now=lambda: clock[0])
+    pace = TablePace(30.0, now=lambda: clock[0])
     looked = []
 
     def nothing_waits() -> bool:
