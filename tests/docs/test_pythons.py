@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "works-with.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def classified() -> list[str]:
@@ -15,14 +17,32 @@ def classified() -> list[str]:
     return re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
 
 
+def on_the_page(page: str) -> list[str]:
+    """The CPythons of the page's table of what is tested."""
+    tested = page.split("\n## ")[1]
+    rows = re.findall(r"^\|[^|]*\| CPython ([^|]+)\|", tested, re.MULTILINE)
+    return re.findall(r"3\.\d+", " ".join(rows))
+
+
+def in_lanes(makefile: str) -> list[str]:
+    """The Pythons of `make python-matrix`."""
+    lanes = re.findall(r"^PYTHONS := (.+)$", makefile, re.MULTILINE)
+    return " ".join(lanes).split()
+
+
 def test_the_page_lists_the_pythons_of_the_classifiers() -> None:
     """The table of what is tested has a CPython for each classifier, and no other."""
-    tested = (ROOT / "docs" / "works-with.md").read_text().split("\n## ")[1]
-    rows = re.findall(r"^\|[^|]*\| CPython ([^|]+)\|", tested, re.MULTILINE)
-    assert re.findall(r"3\.\d+", " ".join(rows)) == classified()
+    assert on_the_page(PAGE) == classified()
 
 
 def test_the_lanes_are_the_pythons_of_the_classifiers() -> None:
     """A push runs the oldest; `make python-matrix` all newer ones."""
-    lanes = re.findall(r"^PYTHONS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert lanes == [" ".join(classified()[1:])]
+    assert in_lanes(MAKEFILE) == classified()[1:]
+
+
+def test_a_python_that_is_missing_or_too_much_is_seen() -> None:
+    """The mutants: the newest Python becomes another, on the page and in the lanes."""
+    newest = classified()[-1]
+    assert on_the_page(PAGE.replace(newest, "3.99")) != classified()
+    assert in_lanes(MAKEFILE.replace(newest, "3.99")) != classified()[1:]
+    assert in_lanes(MAKEFILE.replace(f" {newest}\n", "\n")) == classified()[1:-1]
