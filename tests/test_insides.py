@@ -43,7 +43,7 @@ def is_private(name: str) -> bool:
 
 Count = Callable[[ast.AST], Iterator[int]]
 #: The uses that remain; after removing some, lower the number.
-ALLOWED: dict[Count, int] = {patches: 355, private_names: 343}
+ALLOWED: dict[Count, int] = {patches: 354, private_names: 342}
 
 
 @cache

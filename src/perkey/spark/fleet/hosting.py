@@ -231,7 +231,7 @@ class Host:
         self._alive_at = 0.0
         #: nothing has changed since that report
         self._idle = False
-        self._log = _ToDriver(link)
+        self._log = ToDriver(link)
         by_value(dumps)  # worker processes cannot import the app either
 
     def _report(self, name: str, items: list[Any]) -> None:
@@ -428,19 +428,20 @@ class Host:
         self._link.send({"type": "answer", "id": question["id"], "answer": known})
 
 
-class _ToDriver(logging.Handler):
+class ToDriver(logging.Handler):
     """Sends Perkey's log lines of this process to the driver, which writes them."""
 
-    def __init__(self, link: DriverLink) -> None:
+    def __init__(self, link: DriverLink, lines_max: int = LOG_LINES_MAX) -> None:
         super().__init__()
-        self._link = link
+        self._link, self._lines_max = link, lines_max
         # Log calls may come from inside the door, where nothing may block: lines wait here.
         self._lines: deque[dict[str, Any]] = deque()
         #: dropped lines since the last one that was sent
         self._left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if len(self._lines) >= LOG_LINES_MAX:
+        """Keep the line for the next flush; above the limit, count it as left out."""
+        if len(self._lines) >= self._lines_max:
             self._left_out += 1
             return
         fields = getattr(record, "perkey", None)

@@ -101,7 +101,7 @@ def test_a_member_that_is_ending_reports_no_progress() -> None:
     host._report_progress(run)
 
 
-def test_log_lines_that_are_left_out_are_counted(monkeypatch) -> None:
+def test_log_lines_that_are_left_out_are_counted() -> None:
     """While the line is broken too many wait: the driver's log has how many are missing."""
     sent: list[dict[str, Any]] = []
     line = [False]
@@ -111,8 +111,8 @@ def test_log_lines_that_are_left_out_are_counted(monkeypatch) -> None:
             sent.append(message)
         return line[0]
 
-    monkeypatch.setattr(hosting, "LOG_LINES_MAX", 2)
-    lines = hosting._ToDriver(SimpleNamespace(send=send))
+    link: Any = SimpleNamespace(send=send)
+    lines = hosting.ToDriver(link, lines_max=2)
     log = logging.getLogger("perkey")
     with lines.installed(logging.INFO):
         for number in range(5):
