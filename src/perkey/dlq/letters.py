@@ -162,7 +162,7 @@ class Letter:
 
 def without(headers: Headers, prefixes: tuple[str, ...]) -> Headers:
     """The headers whose names start with none of these."""
-    return tuple(one for one in headers if not one[0].startswith(prefixes))
+    return tuple(header for header in headers if not header[0].startswith(prefixes))
 
 
 def letter_of(record: Record[bytes | None]) -> Letter:
@@ -181,8 +181,8 @@ def letter_of(record: Record[bytes | None]) -> Letter:
             source = Place(topic, partition, offset)
             kind, message = _text(headers, dialect.type), _text(headers, dialect.message)
             if not dialect.type and message is not None:  # "Timeout: after 5 s"
-                found = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", message, re.DOTALL)
-                kind, message = (found[1], found[2] or "") if found else (None, message)
+                match = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", message, re.DOTALL)
+                kind, message = (match[1], match[2] or "") if match else (None, message)
             position = _digits(headers.get(POSITION))
             replays = _digits(headers.get(REPLAYS)) or 0
             return Letter(
@@ -210,27 +210,27 @@ def letter_of(record: Record[bytes | None]) -> Letter:
 
 
 def _first(headers: dict[str, bytes | None], names: Sequence[str]) -> bytes | None:
-    return next((found for name in names if (found := headers.get(name)) is not None), None)
+    return next((value for name in names if (value := headers.get(name)) is not None), None)
 
 
 def _text(headers: dict[str, bytes | None], names: Sequence[str]) -> str | None:
-    found = _first(headers, names)
-    return None if found is None else text_of(found)
+    value = _first(headers, names)
+    return None if value is None else text_of(value)
 
 
 def _number(headers: dict[str, bytes | None], names: Sequence[str], dialect: Dialect) -> int | None:
-    found = _first(headers, names)
-    if found is not None and dialect.binary and len(found) in _ENCODED_AS_NUMBER:
-        number = int.from_bytes(found, "big", signed=True)
+    value = _first(headers, names)
+    if value is not None and dialect.binary and len(value) in _ENCODED_AS_NUMBER:
+        number = int.from_bytes(value, "big", signed=True)
         return number if number >= 0 else None
-    return _digits(found)
+    return _digits(value)
 
 
-def _digits(found: bytes | None) -> int | None:
+def _digits(value: bytes | None) -> int | None:
     """A number written as text; None for anything else."""
-    if found is None or not re.fullmatch(rb"[0-9]{1,19}", found):
+    if value is None or not re.fullmatch(rb"[0-9]{1,19}", value):
         return None
-    number = int(found)
+    number = int(value)
     return number if number <= NUMBER_MAX else None
 
 

@@ -77,9 +77,9 @@ class NotBack:
             unread = sum(end - self._parts[where].read_to for where, (_, end) in wanted.items())
         except KafkaUnavailable as error:
             raise FatalError(str(error)) from None
-        found = dict(zip(self._names, self._counts, strict=True))
-        found[OTHER] += unread
-        return found
+        counts = dict(zip(self._names, self._counts, strict=True))
+        counts[OTHER] += unread
+        return counts
 
     def _drop(self, part: _Part, is_gone: Any) -> None:
         """Drop those letters of a partition."""

@@ -55,7 +55,7 @@ class Plan:
 
     def types(self) -> Counter[str]:
         """How many are sent, by type of error."""
-        return Counter(one.error_type or "?" for one in self.going)
+        return Counter(letter.error_type or "?" for letter in self.going)
 
     def facts(self) -> dict[str, Any]:
         """JSON-able."""
@@ -103,11 +103,11 @@ class Progress:
                 f"at {self._end}: was the topic recreated? Give another --group"
             )
         try:
-            found = decode(offset, metadata, log_end=self._end)
+            decoded = decode(offset, metadata, log_end=self._end)
         except UnreadableMap:
-            found = decode(offset, "", log_end=self._end)
+            decoded = decode(offset, "", log_end=self._end)
         self._done_below = offset
-        self._map_top, self._map_holes = found.highest_seen, frozenset(found.not_done)
+        self._map_top, self._map_holes = decoded.highest_seen, frozenset(decoded.not_done)
 
     def has(self, offset: int) -> bool:
         """Whether the letter at this offset was replayed."""
@@ -150,7 +150,7 @@ class Guard:
     def __init__(self, pending: Iterable[Letter], *, home: bool = True) -> None:
         """`home`: they are replayed into this log, so replayed ones are found in it."""
         self._home = home
-        self._pending: dict[str, Letter] = {str(one.at): one for one in pending}
+        self._pending: dict[str, Letter] = {str(letter.at): letter for letter in pending}
         #: topic -> partition, offset of a record that waits as a letter
         self._sources: set[tuple[str, int, int]] = set()
         self._positions: set[tuple[str, int, int]] = set()
@@ -159,17 +159,17 @@ class Guard:
         self._cut: dict[tuple[str, int, int], bytes | None] = {}
         #: where to start the scan
         self.starts: dict[TopicPartition, int] = {}
-        for one in self._pending.values():
-            source = one.source
+        for letter in self._pending.values():
+            source = letter.source
             assert source is not None
             self._sources.add(source)
-            self._positions.add((source.topic, source.partition, one.position))
+            self._positions.add((source.topic, source.partition, letter.position))
             where = (source.topic, source.partition)
-            self.starts[where] = min(self.starts.get(where, one.position), one.position)
-            if one.is_cut:
-                self._cut[source] = one.key
-            elif one.key is not None:
-                self._lanes.setdefault((*where, one.key), -1)
+            self.starts[where] = min(self.starts.get(where, letter.position), letter.position)
+            if letter.is_cut:
+                self._cut[source] = letter.key
+            elif letter.key is not None:
+                self._lanes.setdefault((*where, letter.key), -1)
         #: places of records that were replayed according to the log, whatever the progress shows
         self._brought: set[Place] = set()
 
@@ -177,9 +177,9 @@ class Guard:
         """Scan records of the source, ascending."""
         for record in records:
             letter, position = origin_of(record)
-            if letter is not None and (found := self._pending.get(letter)) is not None:
-                assert found.source is not None
-                self._brought.add(found.source)
+            if letter is not None and (pending := self._pending.get(letter)) is not None:
+                assert pending.source is not None
+                self._brought.add(pending.source)
             if record.key is None:
                 continue
             lane = (record.topic, record.partition, record.key)
@@ -220,30 +220,30 @@ def make_plan(
     """Which of these letters are sent. `meant` has the places of those that --where selects."""
     plan = Plan(letters=len(letters))
     candidates: dict[tuple[str, int, int], Letter] = {}
-    for one in letters:
-        if progress[one.at[:2]].has(one.at.offset) or guard.is_brought(one):
+    for letter in letters:
+        if progress[letter.at[:2]].has(letter.at.offset) or guard.is_brought(letter):
             plan.brought += 1
-        elif str(one.at) not in meant:
+        elif str(letter.at) not in meant:
             plan.left_out["not selected by --where"] += 1
-        elif one.source is None:
+        elif letter.source is None:
             plan.left_out["without the headers of a dead letter"] += 1
-        elif one.replays >= rules.replays_max:
+        elif letter.replays >= rules.replays_max:
             plan.left_out[f"replayed {rules.replays_max} times already (--max-replays)"] += 1
         else:
-            if (twin := candidates.get(one.source)) is not None:
+            if (twin := candidates.get(letter.source)) is not None:
                 plan.left_out["twice in the topic"] += 1
-                plan.twins[one.source] = [*plan.twins.get(one.source, []), twin]
-            candidates[one.source] = one
+                plan.twins[letter.source] = [*plan.twins.get(letter.source, []), twin]
+            candidates[letter.source] = letter
     going = _in_turn(candidates.values())
-    stale = {str(one.at) for one in going if guard.is_stale(one)}
+    stale = {str(letter.at) for letter in going if guard.is_stale(letter)}
     plan.eligible, plan.stale = len(going), len(stale)
     if rules.stale == "only-if-newest":
-        newest = {_lane(one): one for one in going}
-        older = [one for one in going if newest[_lane(one)] is not one]
+        newest = {_lane(letter): letter for letter in going}
+        older = [letter for letter in going if newest[_lane(letter)] is not letter]
         _leave_out(plan, older, "older than another letter of their key")
         going = list(_without(going, older))
     if rules.stale in ("skip", "only-if-newest"):
-        late = [one for one in going if str(one.at) in stale]
+        late = [letter for letter in going if str(letter.at) in stale]
         _leave_out(plan, late, "older than newer records of their key")
         going = list(_without(going, late))
     if rules.limit is not None and len(going) > rules.limit:
@@ -257,31 +257,31 @@ def _in_turn(letters: Iterable[Letter]) -> list[Letter]:
     """Each partition in its order, interleaved."""
     places: Counter[TopicPartition] = Counter()
     ranked = []
-    for one in sorted(letters, key=_turn):
-        assert one.source is not None
-        where = one.source[:2]
-        ranked.append((places[where], where, one))
+    for letter in sorted(letters, key=_turn):
+        assert letter.source is not None
+        where = letter.source[:2]
+        ranked.append((places[where], where, letter))
         places[where] += 1
     ranked.sort(key=lambda row: row[:2])
-    return [one for _, _, one in ranked]
+    return [letter for _, _, letter in ranked]
 
 
-def _turn(one: Letter) -> tuple[str, int, int, int]:
-    source = one.source
+def _turn(letter: Letter) -> tuple[str, int, int, int]:
+    source = letter.source
     assert source is not None
-    return source.topic, source.partition, one.position, source.offset
+    return source.topic, source.partition, letter.position, source.offset
 
 
-def _lane(one: Letter) -> tuple[object, ...]:
-    source = one.source
+def _lane(letter: Letter) -> tuple[object, ...]:
+    source = letter.source
     assert source is not None
     lane = (source.topic, source.partition)
-    return (*lane, str(one.at)) if one.key is None else (*lane, one.key)
+    return (*lane, str(letter.at)) if letter.key is None else (*lane, letter.key)
 
 
 def _without(going: Sequence[Letter], gone: Sequence[Letter]) -> Iterator[Letter]:
-    places = {one.at for one in gone}
-    return (one for one in going if one.at not in places)
+    places = {letter.at for letter in gone}
+    return (letter for letter in going if letter.at not in places)
 
 
 def _leave_out(plan: Plan, letters: Sequence[Letter], reason: str) -> None:

@@ -44,10 +44,12 @@ class Careful:
         """The same as `Replay.send`, in rounds."""
         outcome = Outcome()
         lanes: dict[tuple[Any, ...], list[Letter]] = {}
-        for one in plan.going:
-            assert one.source is not None
-            lane = one.source[:2]
-            lanes.setdefault((*lane, one.at if one.key is None else one.key), []).append(one)
+        for letter in plan.going:
+            assert letter.source is not None
+            lane = letter.source[:2]
+            lanes.setdefault((*lane, letter.at if letter.key is None else letter.key), []).append(
+                letter
+            )
         while lanes:
             heads = {lane: letters.pop(0) for lane, letters in lanes.items()}
             went = self._replay.send_some(plan, list(heads.values()), outcome)
@@ -78,7 +80,7 @@ class Careful:
             }
             if waiting:
                 self._rest(LOOK_EVERY_S)
-        found = dict.fromkeys((letter.at for letter in waiting.values()), False)
+        again = dict.fromkeys((letter.at for letter in waiting.values()), False)
         # New letters in the dead-letter topic since the last check
         now = self._letters_now()
         ranges = {
@@ -90,8 +92,8 @@ class Careful:
         ]:
             source = letter_of(record).source
             if source is not None and source in sent:
-                found[sent[source].at] = True
-        return found
+                again[sent[source].at] = True
+        return again
 
 
 def _is_done(held: tuple[int | None, str], offset: int) -> bool:
@@ -99,7 +101,7 @@ def _is_done(held: tuple[int | None, str], offset: int) -> bool:
     if frontier is None or offset < frontier:
         return frontier is not None
     try:
-        found = decode(frontier, metadata)
+        decoded = decode(frontier, metadata)
     except UnreadableMap:
         return False
-    return offset <= found.highest_seen and offset not in found.not_done
+    return offset <= decoded.highest_seen and offset not in decoded.not_done

@@ -122,7 +122,7 @@ class Box:
                 self.letters.append(letter_of(record))
                 keep(record)
             self._on_progress(f"reading {self.topic}", len(self.letters), total)
-        self.letters.sort(key=lambda one: one.at)
+        self.letters.sort(key=lambda letter: letter.at)
 
     def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
         """The records at these places that still exist."""
@@ -133,9 +133,9 @@ class Box:
     def progress_after(self, letters: Sequence[Letter]) -> bool:
         """Whether commits can record that all these were sent."""
         after = copy.deepcopy(self.progress)
-        for one in letters:
-            after[one.at[:2]].done(one.at.offset)
-        return all(one.commit()[1] for one in after.values())
+        for letter in letters:
+            after[letter.at[:2]].done(letter.at.offset)
+        return all(progress.commit()[1] for progress in after.values())
 
     def is_brought(self, letter: Letter) -> bool:
         """Whether it was replayed, by the group's progress."""
@@ -181,21 +181,27 @@ class Replay:
         self.box.read(self._group)
         where = self._wanted.where
         self._meant = {
-            str(one.at) for one in self.box.letters if where is None or where.matches(one.field)
+            str(letter.at)
+            for letter in self.box.letters
+            if where is None or where.matches(letter.field)
         }
-        pending = [one for one in self.box.letters if one.source and not self.box.is_brought(one)]
+        pending = [
+            letter
+            for letter in self.box.letters
+            if letter.source and not self.box.is_brought(letter)
+        ]
         # ConfigError unless each letter's own partition exists in its target
-        letters = [one for one in pending if str(one.at) in self._meant]
-        sources = {one.source.topic for one in letters if one.source}
-        names = sources | {self._topic_of(one) for one in letters}
+        letters = [letter for letter in pending if str(letter.at) in self._meant]
+        sources = {letter.source.topic for letter in letters if letter.source}
+        names = sources | {self._topic_of(letter) for letter in letters}
         facts = self.box.admin.describe(sorted(names), ANSWER_S)
-        for one in letters:
-            topic, source = self._topic_of(one), one.source
+        for letter in letters:
+            topic, source = self._topic_of(letter), letter.source
             assert source is not None
             if topic not in facts:
                 cure = "create it" if self._wanted.to else "give --to another, or --where"
                 raise ConfigError(
-                    f"topic {topic}, where letter {one.at} belongs, does not exist: {cure}"
+                    f"topic {topic}, where letter {letter.at} belongs, does not exist: {cure}"
                 )
             count = facts[topic].partitions
             home = facts[source.topic].partitions if source.topic in facts else count
@@ -206,13 +212,13 @@ class Replay:
                 )
             if source.partition >= count:
                 raise ConfigError(
-                    f"letter {one.at} is of partition {source.partition}, and topic {topic} has "
+                    f"letter {letter.at} is of partition {source.partition}, and topic {topic} has "
                     f"{count}: was it recreated? Leave it out with --where, or give --to"
                 )
         self._guard = Guard(pending, home=self._wanted.to is None)
         self._look_on()
-        for one in filter(self._guard.is_brought, pending):
-            self.box.progress[one.at[:2]].done(one.at.offset)
+        for letter in filter(self._guard.is_brought, pending):
+            self.box.progress[letter.at[:2]].done(letter.at.offset)
 
     def plan(self, rules: Rules | None = None) -> Plan:
         """The current plan."""
@@ -229,8 +235,8 @@ class Replay:
 
     def targets(self, plan: Plan) -> list[str]:
         """The target topics; if no letter goes, those of all letters."""
-        letters = plan.going or [one for one in self.box.letters if one.source is not None]
-        return sorted({self._topic_of(one) for one in letters})
+        letters = plan.going or [letter for letter in self.box.letters if letter.source is not None]
+        return sorted({self._topic_of(letter) for letter in letters})
 
     def readers(self, topics: Sequence[str]) -> dict[str, list[str]]:
         """The groups that read these topics."""
@@ -243,10 +249,10 @@ class Replay:
 
     def other_groups(self, plan: Plan, readers: Mapping[str, Sequence[str]]) -> list[str]:
         """The readers that would get the records besides the letters' own group."""
-        ours = {one.group for one in plan.going}
+        ours = {letter.group for letter in plan.going}
         if len(set().union(*readers.values())) <= 1:
             return []
-        return sorted({one for names in readers.values() for one in names if one not in ours})
+        return sorted({group for names in readers.values() for group in names if group not in ours})
 
     def _look_on(self) -> None:
         """Scan the source from the end of the last scan; at first, from the oldest letter."""
@@ -302,7 +308,7 @@ class Replay:
         outcome = outcome or Outcome()
         taken = 0
         for batch in _pieces(
-            plan.going, lambda one: one.size, self._pace.at_a_time, BATCH_BYTES_MAX
+            plan.going, lambda letter: letter.size, self._pace.at_a_time, BATCH_BYTES_MAX
         ):
             self.send_some(plan, batch, outcome)
             taken += len(batch)
@@ -316,14 +322,14 @@ class Replay:
         if time.monotonic() - self._looked_at > LOOK_AGAIN_S:
             self._look_on()
         if self._wanted.rules.stale != "replay":
-            late = {one.at for one in letters if self._guard.is_stale(one)}
+            late = {candidate.at for candidate in letters if self._guard.is_stale(candidate)}
             if late:
                 _count(outcome, "older than newer records of their key", len(late))
-                letters = [one for one in letters if one.at not in late]
+                letters = [candidate for candidate in letters if candidate.at not in late]
         went: list[tuple[Letter, Sent]] = []
         for part in _pieces(
             self._made(letters, outcome),
-            lambda one: len(one[2].value or b""),
+            lambda sending: len(sending[2].value or b""),
             self._pace.at_once,
             TRANSACTION_BYTES_MAX,
         ):
@@ -331,9 +337,9 @@ class Replay:
             deliveries = self._transact(plan, part)
             outcome.sent += len(part)
             went += [
-                (letter, one.sent)
-                for (letter, _, _), one in zip(part, deliveries, strict=True)
-                if one is not None and one.sent is not None
+                (letter, delivery.sent)
+                for (letter, _, _), delivery in zip(part, deliveries, strict=True)
+                if delivery is not None and delivery.sent is not None
             ]
         return went
 
@@ -341,25 +347,31 @@ class Replay:
         """Letters with their original records, and the messages to send."""
         # Letter -> the original record; for cut ones from the source, if it still has them
         wanted: dict[Place, list[Letter]] = {}
-        for one in letters:
-            place = one.source if one.is_cut and one.source else one.at
-            wanted.setdefault(place, []).append(one)
+        for cut_letter in letters:
+            place = cut_letter.source if cut_letter.is_cut and cut_letter.source else cut_letter.at
+            wanted.setdefault(place, []).append(cut_letter)
         records: dict[Place, Record[Any]] = {}
-        for found in self.box.fetch(wanted):
-            for letter in wanted[Place(found.topic, found.partition, found.offset)]:
+        for source_record in self.box.fetch(wanted):
+            for letter in wanted[
+                Place(source_record.topic, source_record.partition, source_record.offset)
+            ]:
                 assert letter.source is not None
                 # Of a cut letter it is the source's record, which may be a replayed one.
                 headers = letter.own_headers
                 if letter.is_cut:
-                    headers = without(found.headers, (REPLAY,))
+                    headers = without(source_record.headers, (REPLAY,))
                 records[letter.at] = Record(
-                    *letter.source, found.timestamp_ms, found.key, found.value, headers
+                    *letter.source,
+                    source_record.timestamp_ms,
+                    source_record.key,
+                    source_record.value,
+                    headers,
                 )
         for letter in letters:
             record = records.get(letter.at)
             if record is None:
-                what = "cut, and gone from their source" if letter.is_cut else "gone meanwhile"
-                _count(outcome, what)
+                problem = "cut, and gone from their source" if letter.is_cut else "gone meanwhile"
+                _count(outcome, problem)
                 continue
             repaired: Record[Any] | None = record
             if self._wanted.repair is not None:
@@ -378,9 +390,9 @@ class Replay:
         touched = set()
         for letter, _, _ in part:
             assert letter.source is not None
-            for one in (letter, *plan.twins.get(letter.source, ())):
-                self.box.progress[one.at[:2]].done(one.at.offset)
-                touched.add(one.at[:2])
+            for twin in (letter, *plan.twins.get(letter.source, ())):
+                self.box.progress[twin.at[:2]].done(twin.at.offset)
+                touched.add(twin.at[:2])
         offsets = [self.box.progress[where].commit()[0] for where in sorted(touched)]
         messages = [message for _, _, message in part]
         for attempt in range(1, ATTEMPTS + 1):
@@ -398,21 +410,21 @@ class Replay:
                         f"{delivery.error.message}; leave it out with --where"
                     )
             if end.outcome in ("fenced", "unknown") or attempt == ATTEMPTS:
-                what = {
+                words = {
                     "fenced": "another replay of this topic has started, or rights are missing",
                     "unknown": "the brokers are away: it is not known whether the last letters "
                     "went",
                 }.get(end.outcome, "nothing of the last transaction went")
-                why = f"{what} ({end.reason or end.outcome}); start it again, it continues where "
+                why = f"{words} ({end.reason or end.outcome}); start it again, it continues where "
                 why += "it was"
                 raise FatalError(why)
             time.sleep(0.1 * 2**attempt)
         raise AssertionError  # the last attempt has raised or returned
 
     def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
-        where = [(one.topic, one.partition) for one in offsets]
+        where = [(offset.topic, offset.partition) for offset in offsets]
         held = self.box.reader.committed(where, ANSWER_S)
-        return [held[one] for one in where]
+        return [held[place] for place in where]
 
 
 def _count(outcome: Outcome, reason: str, count: int = 1) -> None:
@@ -424,12 +436,12 @@ def _pieces(
 ) -> Iterator[list[_T]]:
     piece: list[_T] = []
     size = 0
-    for one in given:
-        if piece and (len(piece) >= count_max or size + size_of(one) > bytes_max):
+    for value in given:
+        if piece and (len(piece) >= count_max or size + size_of(value) > bytes_max):
             yield piece
             piece, size = [], 0
-        piece.append(one)
-        size += size_of(one)
+        piece.append(value)
+        size += size_of(value)
     if piece:
         yield piece
 

@@ -155,11 +155,11 @@ def list_offsets(
             request_timeout=max(LEAST_S, timeout_s),
         ).items()
     }
-    found = answers(futures, timeout_s + late_s, absent)
-    for place, at in found.items():
+    answered = answers(futures, timeout_s + late_s, absent)
+    for place, at in answered.items():
         if at.offset == OFFSET_INVALID:  # and no error
             raise TimeoutError(f"the leader of {place.topic}[{place.partition}] did not answer")
-    return {(place.topic, place.partition): at.offset for place, at in found.items()}
+    return {(place.topic, place.partition): at.offset for place, at in answered.items()}
 
 
 class KafkaAdmin:
@@ -205,10 +205,10 @@ class KafkaAdmin:
 
         def ask(left_s: float) -> dict[str, TopicFacts]:
             futures = self._client.describe_topics(TopicCollection(names), request_timeout=left_s)
-            found = answers(futures, left_s + _GRACE_S, _MISSING)
+            answered = answers(futures, left_s + _GRACE_S, _MISSING)
             return {
-                name: TopicFacts(one.name, str(one.topic_id), len(one.partitions))
-                for name, one in found.items()
+                name: TopicFacts(topic.name, str(topic.topic_id), len(topic.partitions))
+                for name, topic in answered.items()
             }
 
         return self._within(timeout_s, f"describe {', '.join(names):.200}", ask)
@@ -223,8 +223,8 @@ class KafkaAdmin:
             try:
                 matchers.append(re.compile(pattern))
             except re.error as error:
-                what = f"pattern {pattern!r} is not a regular expression: {error}"
-                raise ConfigError(what) from None
+                problem = f"pattern {pattern!r} is not a regular expression: {error}"
+                raise ConfigError(problem) from None
         names = {topic for topic, _ in self.partitions(timeout_s)}
         return sorted(name for name in names if any(m.match(name) for m in matchers))
 
@@ -309,14 +309,14 @@ class KafkaAdmin:
                 self._groups[group] = Consumer(with_client_log(config))
             reader = self._groups[group]
             try:
-                found = clib.committed(reader, partitions, left_s)
+                offsets = clib.committed(reader, partitions, left_s)
             except KafkaException:
                 self._failures.note_queued(reader)
                 raise
-            for one in found:
-                if one.error and one.error not in _MISSING:
-                    raise KafkaException(KafkaError(one.error))
-            return {(one.topic, one.partition): one.offset for one in found}
+            for stored in offsets:
+                if stored.error and stored.error not in _MISSING:
+                    raise KafkaException(KafkaError(stored.error))
+            return {(stored.topic, stored.partition): stored.offset for stored in offsets}
 
         return self._within(timeout_s, f"read the offsets of group {group}", ask)
 
@@ -342,10 +342,14 @@ class KafkaAdmin:
             asked = self._client.describe_cluster(
                 include_authorized_operations=True, request_timeout=left_s
             )
-            found = asked.result(left_s + _GRACE_S)
-            node = ConfigResource(ConfigResource.Type.BROKER, str(found.nodes[0].id))
+            answered = asked.result(left_s + _GRACE_S)
+            node = ConfigResource(ConfigResource.Type.BROKER, str(answered.nodes[0].id))
             config = self._configs([node], left_s)
-            return len(found.nodes), _names(found.authorized_operations), config.get(node.name, {})
+            return (
+                len(answered.nodes),
+                _names(answered.authorized_operations),
+                config.get(node.name, {}),
+            )
 
         return self._within(timeout_s, "describe the cluster", ask)
 
@@ -357,17 +361,17 @@ class KafkaAdmin:
             futures = self._client.describe_topics(
                 TopicCollection(names), include_authorized_operations=True, request_timeout=left_s
             )
-            found = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
+            answered = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
             kind = ConfigResource.Type.TOPIC
-            configs = self._configs([ConfigResource(kind, name) for name in found], left_s)
+            configs = self._configs([ConfigResource(kind, name) for name in answered], left_s)
             return {
                 name: TopicState(
-                    len(one.partitions),
-                    [part.id for part in one.partitions if part.leader is None],
-                    _names(one.authorized_operations),
+                    len(description.partitions),
+                    [part.id for part in description.partitions if part.leader is None],
+                    _names(description.authorized_operations),
                     configs.get(name, {}),
                 )
-                for name, one in found.items()
+                for name, description in answered.items()
             }
 
         return self._within(timeout_s, f"describe {', '.join(names):.200}", ask) if names else {}
@@ -379,20 +383,20 @@ class KafkaAdmin:
         if not resources:
             return {}
         futures = self._client.describe_configs(list(resources), request_timeout=left_s)
-        found = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
+        answered = answers(futures, left_s + _GRACE_S, _MISSING | _FORBIDDEN)
         return {
             resource.name: {name: str(entry.value) for name, entry in entries.items()}
-            for resource, entries in found.items()
+            for resource, entries in answered.items()
         }
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
         """How many members the group has now; None: it does not exist."""
 
         def ask(left_s: float) -> int | None:
-            found = self._group(group, left_s)
-            if found is None or found.state == ConsumerGroupState.DEAD:
+            described = self._group(group, left_s)
+            if described is None or described.state == ConsumerGroupState.DEAD:
                 return None
-            return len(found.members)
+            return len(described.members)
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
@@ -406,7 +410,7 @@ class KafkaAdmin:
 
         def ask(left_s: float) -> list[str]:
             asked = self._client.list_consumer_groups(request_timeout=left_s)
-            return sorted(one.group_id for one in asked.result(left_s + _GRACE_S).valid)
+            return sorted(listing.group_id for listing in asked.result(left_s + _GRACE_S).valid)
 
         names = self._within(timeout_s, "list groups", ask)
         where = [(topic, number) for number in range(partitions)]
@@ -415,12 +419,14 @@ class KafkaAdmin:
         for name in names:
             left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
             look = partial(self._group, name, absent=_NO_GROUP | _HIDDEN)
-            found = self._within(left_s, f"describe group {name}", look)
-            if found is None:
+            described = self._within(left_s, f"describe group {name}", look)
+            if described is None:
                 continue
-            members = found.members
-            held = [one for m in members if m.assignment for one in m.assignment.topic_partitions]
-            if any(one.topic == topic for one in held):
+            members = described.members
+            held = [
+                place for m in members if m.assignment for place in m.assignment.topic_partitions
+            ]
+            if any(place.topic == topic for place in held):
                 reading.add(name)
             elif not members:
                 idle.append(name)
@@ -436,12 +442,12 @@ class KafkaAdmin:
         """The group's members with a `group.instance.id`, alive or not."""
 
         def ask(left_s: float) -> list[StaticMember]:
-            found = self._group(group, left_s)
-            members = [] if found is None else found.members
+            described = self._group(group, left_s)
+            members = [] if described is None else described.members
             return [
-                StaticMember(one.group_instance_id, one.client_id)
-                for one in members
-                if one.group_instance_id
+                StaticMember(member.group_instance_id, member.client_id)
+                for member in members
+                if member.group_instance_id
             ]
 
         return self._within(timeout_s, f"describe group {group}", ask)
@@ -450,11 +456,11 @@ class KafkaAdmin:
         """The state, members and rights of a group; `DEAD` if it does not exist."""
 
         def ask(left_s: float) -> GroupFacts:
-            found = self._group(group, left_s)
-            if found is None:
+            described = self._group(group, left_s)
+            if described is None:
                 return GroupFacts("DEAD", 0, None)
-            rights = _names(found.authorized_operations)
-            return GroupFacts(found.state.name, len(found.members), rights)
+            rights = _names(described.authorized_operations)
+            return GroupFacts(described.state.name, len(described.members), rights)
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
@@ -497,8 +503,8 @@ class KafkaAdmin:
         self, topics: Sequence[str], spec: Spec, *, committed: bool, timeout_s: float
     ) -> dict[TopicPartition, int]:
         deadline = time.monotonic() + timeout_s
-        found = self.describe(topics, timeout_s).values()
-        here = [(topic.name, number) for topic in found for number in range(topic.partitions)]
+        described = self.describe(topics, timeout_s).values()
+        here = [(topic.name, number) for topic in described for number in range(topic.partitions)]
         left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
         return self.offsets(here, spec, committed=committed, timeout_s=left_s)
 
@@ -549,7 +555,7 @@ class KafkaAdmin:
 
 
 def _names(operations: Iterable[Any] | None) -> frozenset[str]:
-    return frozenset(one.name for one in operations or ())
+    return frozenset(operation.name for operation in operations or ())
 
 
 def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:

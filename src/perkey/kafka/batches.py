@@ -90,19 +90,19 @@ def _all_headers(messages: list[Message]) -> list[Any]:
     Only a foreign client writes names that are not UTF-8. Its record must not stop all others, and
     its headers may be read once only: the second time confluent-kafka 2.16 returns null pointers.
     """
-    found: list[Any] = []
+    taken: list[Any] = []
     reading = map(Message.headers, messages)
-    while len(found) < len(messages):
+    while len(taken) < len(messages):
         try:
-            found.extend(reading)
+            taken.extend(reading)
         except _UNREADABLE:
-            bad = messages[len(found)]
+            bad = messages[len(taken)]
             left_out = _sparse.left_out(str(bad.topic()))
             if left_out is not None:
                 where = f"{bad.topic()}[{bad.partition()}]@{bad.offset()}"
-                more = f" ({left_out} similar lines omitted)" if left_out else ""
+                omitted = f" ({left_out} similar lines omitted)" if left_out else ""
                 _log.warning(
-                    "%s: a header's name is not UTF-8: its headers are omitted%s", where, more
+                    "%s: a header's name is not UTF-8: its headers are omitted%s", where, omitted
                 )
-            found.append(None)
-    return found
+            taken.append(None)
+    return taken

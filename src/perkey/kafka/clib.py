@@ -231,15 +231,17 @@ def _read(partitions: Any) -> tuple[CommittedOffset, ...]:
     """The elements of a partition list (which may be NULL) as plain data."""
     if not partitions:
         return ()
-    content, found = partitions.contents, []
+    content, offsets = partitions.contents, []
     for place in range(content.cnt):
-        one, data = content.elems[place], b""
-        if one.metadata and one.metadata_size:  # by its stated size, never by a search for its end
-            data = ctypes.string_at(one.metadata, one.metadata_size)
-        topic, metadata = one.topic.decode(), data.decode("utf-8", "replace")
-        offset = None if one.offset < 0 else one.offset
-        found.append(CommittedOffset(topic, one.partition, offset, metadata, one.err))
-    return tuple(found)
+        element, data = content.elems[place], b""
+        if (
+            element.metadata and element.metadata_size
+        ):  # by its stated size, never by a search for its end
+            data = ctypes.string_at(element.metadata, element.metadata_size)
+        topic, metadata = element.topic.decode(), data.decode("utf-8", "replace")
+        offset = None if element.offset < 0 else element.offset
+        offsets.append(CommittedOffset(topic, element.partition, offset, metadata, element.err))
+    return tuple(offsets)
 
 
 def committed(
@@ -267,17 +269,19 @@ def refresh_metadata(client: Consumer, topic: str | None, timeout_s: float) -> N
     thread's state from the ``consume()`` that runs the callback, and the next callback of that
     ``consume()`` aborts the process (confluent-kafka 2.16: ``CallState_get: Assertion``).
     """
-    calls, rk, found = library(), handle(client), c_void_p()
-    one = None if topic is None else calls.rd_kafka_topic_new(rk, topic.encode(), None)
+    calls, rk, leader = library(), handle(client), c_void_p()
+    topic_handle = None if topic is None else calls.rd_kafka_topic_new(rk, topic.encode(), None)
     try:
         every = int(topic is None)
-        error = calls.rd_kafka_metadata(rk, every, one, ctypes.byref(found), _ms(timeout_s))
+        error = calls.rd_kafka_metadata(
+            rk, every, topic_handle, ctypes.byref(leader), _ms(timeout_s)
+        )
     finally:
-        if one is not None:
-            calls.rd_kafka_topic_destroy(one)
+        if topic_handle is not None:
+            calls.rd_kafka_topic_destroy(topic_handle)
     if error:
         raise KafkaException(KafkaError(error))
-    calls.rd_kafka_metadata_destroy(found)
+    calls.rd_kafka_metadata_destroy(leader)
 
 
 class CommitQueue:
@@ -329,7 +333,9 @@ class CommitQueue:
                     calls = library()
                     partitions = _read(calls.rd_kafka_event_topic_partition_list(event))
                     error = calls.rd_kafka_event_error(event)
-                    first_failed = next((one.error for one in partitions if one.error), 0)
+                    first_failed = next(
+                        (partition.error for partition in partitions if partition.error), 0
+                    )
                     token = calls.rd_kafka_event_opaque(event) or 0
                     answers.append(CommitReply(token, error or first_failed, partitions))
             finally:

@@ -92,15 +92,15 @@ def bounds(
     asked_s = max(LEAST_S, timeout_s)
     requests = list(product(specs, portions(partitions)))
     with _queue(consumer) as queue:
-        for number, (spec, some) in enumerate(requests):
-            _send(consumer, queue, some, spec, number, asked_s)
+        for number, (spec, wanted) in enumerate(requests):
+            _send(consumer, queue, wanted, spec, number, asked_s)
         deadline = time.monotonic() + timeout_s + (_GRACE_S if timeout_s == asked_s else 0.0)
         for _ in requests:  # all are in flight together
-            number, found = _next_answer(queue, deadline - time.monotonic())
-            for where, offset in found:
+            number, answer = _next_answer(queue, deadline - time.monotonic())
+            for where, offset in answer:
                 answers[where][requests[number][0]] = offset
-    whole = {where: one for where, one in answers.items() if len(one) == len(specs)}
-    return {where: Bounds(**one) for where, one in whole.items()}
+    whole = {where: both for where, both in answers.items() if len(both) == len(specs)}
+    return {where: Bounds(**both) for where, both in whole.items()}
 
 
 def portions(partitions: Sequence[Item]) -> list[Sequence[Item]]:
@@ -122,15 +122,15 @@ def bounds_soon(
     """
     deadline = time.monotonic() + timeout_s
     again_until = min(deadline, time.monotonic() + SETTLE_S)
-    found, pause_s = bounds(consumer, partitions, specs, timeout_s), AGAIN_S
-    while len(found) < len(partitions) and time.monotonic() < again_until:
-        left = [where for where in partitions if where not in found]
+    known_bounds, pause_s = bounds(consumer, partitions, specs, timeout_s), AGAIN_S
+    while len(known_bounds) < len(partitions) and time.monotonic() < again_until:
+        left = [where for where in partitions if where not in known_bounds]
         refresh(consumer, {topic for topic, _ in left}, again_until - time.monotonic())
-        found |= bounds(consumer, left, specs, max(AGAIN_S, deadline - time.monotonic()))
-        if len(found) < len(partitions):
+        known_bounds |= bounds(consumer, left, specs, max(AGAIN_S, deadline - time.monotonic()))
+        if len(known_bounds) < len(partitions):
             time.sleep(pause_s)
             pause_s *= 2
-    return found
+    return known_bounds
 
 
 def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> None:
@@ -195,12 +195,17 @@ def _next_answer(queue: int, timeout_s: float) -> tuple[int, list[tuple[tuple[st
             return number, []
         count = c_size_t()
         infos = calls.rd_kafka_ListOffsets_result_infos(event, byref(count))
-        found = []
+        offsets = []
         for place in range(count.value):
-            one = calls.rd_kafka_ListOffsetsResultInfo_topic_partition(infos[place]).contents
+            result = calls.rd_kafka_ListOffsetsResultInfo_topic_partition(infos[place]).contents
             # A broker that did not answer in time leaves "no offset" and no error.
-            if not one.err and one.offset >= 0:
-                found.append(((one.topic.decode(), one.partition), one.offset))
-        return number, found
+            if not result.err and result.offset >= 0:
+                offsets.append(
+                    (
+                        (result.topic.decode(), result.partition),
+                        result.offset,
+                    )
+                )
+        return number, offsets
     finally:
         calls.rd_kafka_event_destroy(event)

@@ -63,8 +63,8 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
             return
         left_out = self._sparse.left_out(_CHANGES.sub("", text))
         if left_out is not None:
-            more = f" ({left_out} similar lines omitted)" if left_out else ""
-            self.logger.log(level, "%s%s", scrub(text, self._config), more)
+            omitted = f" ({left_out} similar lines omitted)" if left_out else ""
+            self.logger.log(level, "%s%s", scrub(text, self._config), omitted)
 
 
 def with_client_log(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,13 +76,13 @@ class _Asking:
         deadline = time.monotonic() + timeout_s
         with self._open_to_ask():
             try:
-                held = [one for one in self._held(partitions, timeout_s) if not one.error]
+                held = [stored for stored in self._held(partitions, timeout_s) if not stored.error]
             except KafkaUnavailable as error:
                 raise KafkaUnavailable(
                     f"the group's coordinator has not returned its commits: {error}"
                 ) from error
-            where = [(one.topic, one.partition) for one in held]
-            latest = self._reset in LATEST and any(one.offset is None for one in held)
+            where = [(stored.topic, stored.partition) for stored in held]
+            latest = self._reset in LATEST and any(stored.offset is None for stored in held)
             specs: list[clib_offsets.Spec] = ["start", "end"]
             if latest and self._reads_committed:
                 specs.append("stable_end")
@@ -93,15 +93,15 @@ class _Asking:
             raise KafkaUnavailable(
                 self.leader_of(where[0]) if where and timeout_s > LEADER_S else soon
             )
-        found = {}
-        for place, one in zip(where, held, strict=True):
+        starts = {}
+        for place, stored in zip(where, held, strict=True):
             if (log := logs.get(place)) is not None:
                 # The high watermark is the log's end, also for a read_committed reader: offsets
                 # past an open transaction are no lost log.
                 stable = log.end if log.stable_end < 0 else log.stable_end
                 reset = reset_to(self._reset, log.start, stable)
-                found[place] = Found(one.offset, one.metadata, log.start, log.end, reset)
-        return found
+                starts[place] = Found(stored.offset, stored.metadata, log.start, log.end, reset)
+        return starts
 
     def leader_of(self, partition: ports.TopicPartition) -> str:
         """The broker that leads this partition and has not answered."""
@@ -112,8 +112,8 @@ class _Asking:
         except (KafkaException, KafkaUnavailable):
             return NO_LEADER
         shown = known.topics.get(topic)
-        one = None if shown is None else shown.partitions.get(number)
-        broker = None if one is None else known.brokers.get(one.leader)
+        shown_partition = None if shown is None else shown.partitions.get(number)
+        broker = None if shown_partition is None else known.brokers.get(shown_partition.leader)
         if broker is None:
             return NO_LEADER
         return f"its leader, broker {broker.id} ({broker.host}:{broker.port}), does not answer"
@@ -139,10 +139,12 @@ class _Asking:
         """Committed offsets with metadata."""
         with self._open_to_ask():
             held = self._held(partitions, timeout_s)
-        for one in held:
-            if one.error:
-                raise KafkaUnavailable(KafkaError(one.error).str())
-        return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
+        for stored in held:
+            if stored.error:
+                raise KafkaUnavailable(KafkaError(stored.error).str())
+        return {
+            (stored.topic, stored.partition): (stored.offset, stored.metadata) for stored in held
+        }
 
     @contextmanager
     def _open_to_ask(self) -> Iterator[None]:
@@ -419,8 +421,8 @@ class KafkaConsumer(_Asking):
         while (left_s := deadline - time.monotonic()) > 0:
             answers = self._answered(left_s)
             self._early += [answer for answer in answers if answer.token != token]
-            if mine := [answer for answer in answers if answer.token == token]:
-                return mine
+            if own := [answer for answer in answers if answer.token == token]:
+                return own
         return []
 
     def commit_answers(self, timeout_s: float) -> list[ports.CommitAnswer]:

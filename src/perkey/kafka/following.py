@@ -160,7 +160,7 @@ class LastWords:
             starts = {number: self._next.get(number, OFFSET_BEGINNING) for number in partitions}
             if self._unread is None:
                 self._unread = self._ends(consumer, partitions)
-            consumer.assign([TopicPartition(self._topic, *one) for one in starts.items()])
+            consumer.assign([TopicPartition(self._topic, *start) for start in starts.items()])
             return
         since_ms = int((time.time() - BEGIN_S) * 1000)
         asked = [TopicPartition(self._topic, number, since_ms) for number in partitions]
@@ -168,13 +168,13 @@ class LastWords:
 
     def _ends(self, consumer: Consumer, partitions: list[int]) -> dict[int, int]:
         """The ends of the partitions that have records."""
-        found = {}
+        fetched = {}
         for number in partitions:
             place = TopicPartition(self._topic, number)
             first, end = consumer.get_watermark_offsets(place, ANSWER_S)
             if first < end:
-                found[number] = end
-        return found
+                fetched[number] = end
+        return fetched
 
     def _look_up(self, consumer: Consumer) -> list[int]:
         """The topic's partitions; KafkaException if this login may not see it (any more)."""

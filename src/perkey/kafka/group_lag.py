@@ -70,48 +70,52 @@ class PartitionLag:
         return {name: value for name, value in asdict(self).items() if name not in INNER}
 
 
-def lag_of(one: CommittedOffset, log: Bounds | None) -> PartitionLag:
+def lag_of(stored: CommittedOffset, log: Bounds | None) -> PartitionLag:
     """One partition's lag, from its commit and the bounds of its log; without the age."""
-    where = (one.topic, one.partition)
-    if one.error:
-        return PartitionLag(*where, problem=f"may not be read: {KafkaError(one.error).str()}")
+    where = (stored.topic, stored.partition)
+    if stored.error:
+        return PartitionLag(*where, problem=f"may not be read: {KafkaError(stored.error).str()}")
     if log is None:
         return PartitionLag(
             *where,
-            committed=one.offset,
+            committed=stored.offset,
             problem="its log cannot be read: check that it has a leader",
         )
-    if one.offset is None:
+    if stored.offset is None:
         left = log.end - log.start
         problem = "no commit: counted from the start of the log" if left else None
-        return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
-    if one.offset > log.end:
-        problem = f"committed {one.offset} is beyond the end of the log: was the topic recreated?"
-        return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
+        return _row(stored, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
+    if stored.offset > log.end:
+        problem = (
+            f"committed {stored.offset} is beyond the end of the log: was the topic recreated?"
+        )
+        return _row(stored, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
     try:
-        return _row(one, log, decode(one.offset, one.metadata, log_end=log.end), None)
+        return _row(stored, log, decode(stored.offset, stored.metadata, log_end=log.end), None)
     except UnreadableMap as reason:
-        plain = OffsetMap("none", one.offset, one.offset - 1, ())
-        return _row(one, log, plain, f"its metadata is not an offset map: {reason}")
+        plain = OffsetMap("none", stored.offset, stored.offset - 1, ())
+        return _row(stored, log, plain, f"its metadata is not an offset map: {reason}")
 
 
-def _waits_long(one: PartitionLag) -> bool:
-    return one.problem is None and (one.oldest_age_s or 0) > OPEN_TOO_LONG_S
+def _waits_long(lag: PartitionLag) -> bool:
+    return lag.problem is None and (lag.oldest_age_s or 0) > OPEN_TOO_LONG_S
 
 
-def behind_transaction(one: PartitionLag, log: Bounds | None) -> PartitionLag:
+def behind_transaction(lag: PartitionLag, log: Bounds | None) -> PartitionLag:
     """The same, with a problem if a read_committed reader cannot see the oldest record."""
-    oldest = one.oldest_not_done
-    if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(one):
-        return one
+    oldest = lag.oldest_not_done
+    if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(lag):
+        return lag
     problem = (
         f"records from offset {log.stable_end} wait behind an open transaction of another "
         "producer: see kafka-transactions.sh describe-producers"
     )
-    return replace(one, problem=problem)
+    return replace(lag, problem=problem)
 
 
-def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | None) -> PartitionLag:
+def _row(
+    committed: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | None
+) -> PartitionLag:
     frontier = max(known.frontier, log.start)
     holes = [offset for offset in known.not_done if offset >= frontier]
     beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
@@ -126,20 +130,20 @@ def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | Non
     runs = 1 + sum(after - before > 1 for before, after in pairwise(holes))
     full = beyond > 0 and runs >= RUNS_FULL
     return PartitionLag(
-        one.topic,
-        one.partition,
+        committed.topic,
+        committed.partition,
         log.end,
-        one.offset,
+        committed.offset,
         beyond,
         remaining,
         frontier if remaining else None,
         None,
-        len(one.metadata),
+        len(committed.metadata),
         problem,
         len(holes),
         full,
-        sum(one.parked and not one.held for one in known.rider.entries),
-        sum(one.held for one in known.rider.entries),
+        sum(entry.parked and not entry.held for entry in known.rider.entries),
+        sum(entry.held for entry in known.rider.entries),
     )
 
 
@@ -170,13 +174,13 @@ class GroupLag(GroupOffsets):
                 self._admin.group_members(self.group, ANSWER_S)
             self._allowed = True
         try:
-            found = self.committed(partitions) if partitions else []
+            stored = self.committed(partitions) if partitions else []
         except KafkaException as failure:
             reason = failure.args[0].str()
             text = f"the commits of group {self.group} cannot be read: {reason}"
             raise FatalError(text) from None
-        topics = {one.topic for one in found if one.offset is not None or one.error}
-        rows = [one for one in found if one.topic in topics]
+        topics = {one.topic for one in stored if one.offset is not None or one.error}
+        rows = [one for one in stored if one.topic in topics]
         logs = self._logs([(one.topic, one.partition) for one in rows if not one.error])
         lags = [lag_of(one, logs.get((one.topic, one.partition))) for one in rows]
         return self._with_causes(self._with_ages(lags))
@@ -204,23 +208,23 @@ class GroupLag(GroupOffsets):
         """The same with the ages of the oldest records, by their timestamps."""
         rows = list(lags)
         wanted = {
-            (one.topic, one.partition): one.oldest_not_done
-            for one in rows
-            if one.oldest_not_done is not None
+            (row.topic, row.partition): row.oldest_not_done
+            for row in rows
+            if row.oldest_not_done is not None
         }
         known = {where: self._stamps.get(where, (-1, None)) for where in wanted}
         self._stamps = {where: known[where] for where in wanted if known[where][0] == wanted[where]}
         missing = [where for where in wanted if where not in self._stamps]
         deadline = time.monotonic() + AGES_S
         for start in range(0, len(missing), AGES_AT_A_TIME):
-            some = missing[start : start + AGES_AT_A_TIME]
-            self._read_stamps({where: wanted[where] for where in some}, deadline)
+            batch = missing[start : start + AGES_AT_A_TIME]
+            self._read_stamps({where: wanted[where] for where in batch}, deadline)
         now_ms = time.time() * 1e3
-        for index, one in enumerate(rows):
-            _, stamp_ms = self._stamps.get((one.topic, one.partition), (-1, None))
-            if stamp_ms is not None and one.oldest_not_done is not None:
+        for index, row in enumerate(rows):
+            _, stamp_ms = self._stamps.get((row.topic, row.partition), (-1, None))
+            if stamp_ms is not None and row.oldest_not_done is not None:
                 age_s = round(max(0.0, now_ms - stamp_ms) / 1e3, 3)
-                rows[index] = replace(one, oldest_age_s=age_s)
+                rows[index] = replace(row, oldest_age_s=age_s)
         return rows
 
     def _read_stamps(self, wanted: Mapping[TopicAndPartition, int], deadline: float) -> None:

@@ -181,9 +181,9 @@ class GroupOffsets:
         with _answered():
             starts = self._admin.offsets(partitions, "start", timeout_s=ANSWER_S)
             ends = self._admin.offsets(partitions, "end", timeout_s=ANSWER_S)
-        if gone := [one for one in partitions if one not in starts or one not in ends]:
+        if gone := [place for place in partitions if place not in starts or place not in ends]:
             raise ConfigError(f"{gone[0][0]}[{gone[0][1]}] does not exist any more: run this again")
-        return {one: Span(starts[one], ends[one]) for one in partitions}
+        return {place: Span(starts[place], ends[place]) for place in partitions}
 
     def offsets_at(
         self, partitions: Sequence[TopicAndPartition], timestamp_ms: int
@@ -195,18 +195,30 @@ class GroupOffsets:
     def progress(self, partitions: Sequence[TopicAndPartition]) -> list[Progress]:
         """The group's commits of these partitions, without those that have no commit."""
         with _asking(f"the commits of group {self.group} cannot be read"):
-            found = self.committed(partitions)
-        stored = [one for one in found if one.offset is not None and not one.error]
-        spans = self.spans([(one.topic, one.partition) for one in stored])
+            offsets = self.committed(partitions)
+        stored = [
+            stored_offset
+            for stored_offset in offsets
+            if stored_offset.offset is not None and not stored_offset.error
+        ]
+        spans = self.spans(
+            [(stored_offset.topic, stored_offset.partition) for stored_offset in stored]
+        )
         rows = []
-        for one in stored:
-            span, frontier, unreadable = spans[one.topic, one.partition], one.offset or 0, None
+        for stored_offset in stored:
+            span, frontier, unreadable = (
+                spans[stored_offset.topic, stored_offset.partition],
+                stored_offset.offset or 0,
+                None,
+            )
             try:
-                known = decode(frontier, one.metadata, log_end=span.end)
+                known = decode(frontier, stored_offset.metadata, log_end=span.end)
             except UnreadableMap as reason:
                 unreadable = str(reason)
                 known = OffsetMap("unreadable", frontier, frontier - 1, ())
-            rows.append(Progress(one.topic, one.partition, known, span, unreadable))
+            rows.append(
+                Progress(stored_offset.topic, stored_offset.partition, known, span, unreadable)
+            )
         return rows
 
     def committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
@@ -227,7 +239,7 @@ class GroupOffsets:
         """Commit the moves, each without a map; ConfigError if the broker refuses."""
         queue = clib.CommitQueue(self._consumer)
         with _asking(f"the offsets of group {self.group} cannot be set"):
-            queue.send([(one.topic, one.partition, one.after, "") for one in moves])
+            queue.send([(move.topic, move.partition, move.after, "") for move in moves])
             answers = queue.poll(ANSWER_S)
         queue.close()
         if not answers:

@@ -59,7 +59,7 @@ class Part:
     @property
     def kept(self) -> list[Kept]:
         """The records that it remembers, ascending."""
-        return [Kept(self.topic, self.partition, one) for one in self.rider.entries]
+        return [Kept(self.topic, self.partition, entry) for entry in self.rider.entries]
 
 
 class GroupRider:
@@ -86,7 +86,11 @@ class GroupRider:
         """
         partitions = self._partitions(topic, partition)
         held = self._reader.committed(partitions, OFFSETS_S) if partitions else {}
-        stored = {where: one for where, one in held.items() if one[0] is not None}
+        stored = {
+            where: stored_value
+            for where, stored_value in held.items()
+            if stored_value[0] is not None
+        }
         if not stored:
             state, _ = self._admin.group_state(self.group, ANSWER_S)
             if state == "DEAD":

@@ -172,16 +172,26 @@ class KafkaLogReader:
             except KafkaException as error:
                 # ConfigError if the group is refused; a request may time out, and a message
                 # gives the reason.
-                reported = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
-                for one in (error.args[0], *reported):
-                    if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                        raise ConfigError(f"group {self._group}: {reason(one.code())}") from None
+                reported = [
+                    problem.error() for problem in self._consumer.consume(MESSAGES_AT_A_TIME, 0)
+                ]
+                for problem in (error.args[0], *reported):
+                    if (
+                        problem is not None
+                        and problem.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+                    ):
+                        raise ConfigError(
+                            f"group {self._group}: {reason(problem.code())}"
+                        ) from None
                 if time.monotonic() >= deadline:
                     text = error.args[0].str()
                     raise KafkaUnavailable(f"the offsets of {self._group}: {text}") from None
                 time.sleep(AGAIN_S)  # its coordinator is being looked up
             else:
-                return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
+                return {
+                    (stored.topic, stored.partition): (stored.offset, stored.metadata)
+                    for stored in held
+                }
 
     def membership(self) -> clib.GroupMetadata:
         """A membership without a member: Kafka accepts it while the group has no members."""
@@ -212,7 +222,7 @@ def fetch(
     """The records at these places that still exist; `gap_max`: see `GAP_MAX`."""
     # The ranges to read: one per partition and round, split at wide gaps
     rounds: list[dict[Where, tuple[int, int]]] = []
-    for where, group in groupby(sorted(places), key=lambda one: one[:2]):
+    for where, group in groupby(sorted(places), key=lambda place: place[:2]):
         number, last = -1, -gap_max - 2
         for _, _, offset in group:
             if offset - last > gap_max:
@@ -224,7 +234,11 @@ def fetch(
             rounds[number][where] = (rounds[number][where][0], last + 1)
     for ranges in rounds:
         for records in reader.read(ranges):
-            yield from (one for one in records if (one.topic, one.partition, one.offset) in places)
+            yield from (
+                record
+                for record in records
+                if (record.topic, record.partition, record.offset) in places
+            )
 
 
 def fetch_stored(
@@ -234,4 +248,4 @@ def fetch_stored(
     topics = sorted({topic for topic, _, _ in places})
     if topics:
         ends = admin.ends(topics, committed=True, timeout_s=timeout_s)
-        yield from fetch(reader, {one for one in places if one[2] < ends.get(one[:2], 0)})
+        yield from fetch(reader, {place for place in places if place[2] < ends.get(place[:2], 0)})

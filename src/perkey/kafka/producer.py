@@ -111,11 +111,11 @@ class KafkaProducer:
         with self._lock:
             self._queue(self._life, _Waiting(message, on_delivery, LIVES))
 
-    def _queue(self, life: _Life, one: _Waiting) -> None:
+    def _queue(self, life: _Life, entry: _Waiting) -> None:
         number = next(life.numbers)
-        life.waiting[number] = one
+        life.waiting[number] = entry
         try:
-            produce(life.producer, one.message, partial(self._delivered, life, number))
+            produce(life.producer, entry.message, partial(self._delivered, life, number))
         except BufferError:
             del life.waiting[number]
             raise
@@ -127,7 +127,7 @@ class KafkaProducer:
                 raise BufferError("the producer is being recreated") from None
             # Refused immediately, such as a message that is too large: reported like an answer.
             self._refused = True
-            one.on_delivery(refused(inner, one.message.topic))
+            entry.on_delivery(refused(inner, entry.message.topic))
 
     def _delivered(
         self, life: _Life, number: int, error: KafkaError | None, stored: Message
@@ -137,13 +137,13 @@ class KafkaProducer:
             life.refusals.served()
         if life.over and delivery.error is not None:
             return
-        one = life.waiting.pop(number, None)
-        if one is None:
+        entry = life.waiting.pop(number, None)
+        if entry is None:
             return
-        if error is not None and not one.alone and error.code() in IN_COMPANY:
-            self._fell.append(one._replace(alone=True))
+        if error is not None and not entry.alone and error.code() in IN_COMPANY:
+            self._fell.append(entry._replace(alone=True))
         else:
-            one.on_delivery(delivery)
+            entry.on_delivery(delivery)
 
     # -- on the producer's thread ------------------------------------------------------------------
 
@@ -204,20 +204,20 @@ class KafkaProducer:
                     len(old.waiting),
                     self._reason,
                 )
-            for one in list(old.waiting.values()):  # a flush may answer some meanwhile
-                self._again(self._life, one)
+            for entry in list(old.waiting.values()):  # a flush may answer some meanwhile
+                self._again(self._life, entry)
         self._on_served()
 
-    def _again(self, life: _Life, one: _Waiting) -> None:
-        if one.lives > 1:
+    def _again(self, life: _Life, waiting: _Waiting) -> None:
+        if waiting.lives > 1:
             try:
-                self._queue(life, one._replace(lives=one.lives - 1))
+                self._queue(life, waiting._replace(lives=waiting.lives - 1))
             except BufferError:
                 pass
             else:
                 return
         error = KafkaError(KafkaError._FATAL, str(self._reason))  # noqa: SLF001  # a public constant
-        one.on_delivery(refused(error, one.message.topic))
+        waiting.on_delivery(refused(error, waiting.message.topic))
 
     # -- the end -----------------------------------------------------------------------------------
 

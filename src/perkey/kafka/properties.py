@@ -74,7 +74,7 @@ def properties() -> dict[str, Property]:
 
 def parsed(table: str) -> dict[str, Property]:
     """The table as data. A name may occur twice (client, topic): the first one wins."""
-    found: dict[str, Property] = {}
+    properties: dict[str, Property] = {}
     for line in table.splitlines():
         row, kind = _ROW.match(line), _KIND.search(line)
         if row is None or kind is None:
@@ -86,9 +86,9 @@ def parsed(table: str) -> dict[str, Property]:
         alias = _ALIAS.search(line)
         limits = (int(numbers[1]), int(numbers[2])) if numbers else None
         main = alias[1] if alias else row["name"]
-        one = Property(row["name"], scope, kind[1], limits, words, main)
-        found.setdefault(one.name, one)
-    return found
+        entry = Property(row["name"], scope, kind[1], limits, words, main)
+        properties.setdefault(entry.name, entry)
+    return properties
 
 
 def canonical(name: str) -> str:

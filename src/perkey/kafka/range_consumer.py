@@ -37,7 +37,9 @@ def ranges_of(admin: KafkaAdmin, topic: str, numbers: int, from_ms: int, to_ms: 
             raise KafkaUnavailable(f"{topic}[{place[1]}] has no leader that answers")
         last = lasts[place]
         # -1: no record is as late as that
-        start, end = (last if one[place] == -1 else min(one[place], last) for one in (starts, ends))
+        start, end = (
+            last if bounds[place] == -1 else min(bounds[place], last) for bounds in (starts, ends)
+        )
         if start < end:
             ranges[place] = (start, end)
     return ranges
@@ -59,7 +61,7 @@ class RangeConsumer(KafkaConsumer):
     def poll(self, timeout_s: float, records_max: int = ports.POLL_RECORDS_MAX) -> ports.Polled:
         """Fetch, up to the end of each range."""
         if self._listener is not None and not self._assigned and not self._leaving:
-            self._on_assign(self._consumer, [TopicPartition(*one) for one in self._ranges])
+            self._on_assign(self._consumer, [TopicPartition(*place) for place in self._ranges])
         polled = super().poll(timeout_s, records_max)
         batches, polled.batches = polled.batches, []
         for batch in batches:
@@ -81,14 +83,14 @@ class RangeConsumer(KafkaConsumer):
     def _held(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
     ) -> list[CommittedOffset]:
-        return [CommittedOffset(*one, *self._held_here[one], 0) for one in partitions]
+        return [CommittedOffset(*place, *self._held_here[place], 0) for place in partitions]
 
     def commit(self, offsets: Sequence[ports.ToCommit]) -> int:
         """Keep it here."""
         token = next(self._tokens)
-        for one in offsets:
-            self._held_here[one.topic, one.partition] = (one.offset, one.metadata)
-            answer = ports.CommitAnswer(token, one.topic, one.partition, "stored", "")
+        for stored in offsets:
+            self._held_here[stored.topic, stored.partition] = (stored.offset, stored.metadata)
+            answer = ports.CommitAnswer(token, stored.topic, stored.partition, "stored", "")
             self._early.append(answer)
         self.wake()
         return token
@@ -98,19 +100,19 @@ class RangeConsumer(KafkaConsumer):
     ) -> list[ports.CommitAnswer]:
         """The same, with its answers."""
         token = self.commit(offsets)
-        mine = [one for one in self._early if one.token == token]
-        self._early = [one for one in self._early if one.token != token]
-        return mine
+        own = [answer for answer in self._early if answer.token == token]
+        self._early = [answer for answer in self._early if answer.token != token]
+        return own
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """The ends of the ranges."""
-        return {one: end for one, (_, end) in self._ranges.items() if one in self._assigned}
+        return {place: end for place, (_, end) in self._ranges.items() if place in self._assigned}
 
     def leave(self, timeout_s: float, left_s: ports.LeftS = ports.no_hurry) -> None:
         """Give everything up and close."""
         self._leaving = True
         if self._assigned:
-            self._give_up([TopicPartition(*one) for one in self._assigned], lost=False)
+            self._give_up([TopicPartition(*place) for place in self._assigned], lost=False)
             self._consumer.unassign()
         self._joining = False
         super().leave(timeout_s, left_s)

@@ -41,9 +41,9 @@ class Schema:
         urls: list[str] = []
         user_info: str | None = None
         given_url: object = url  # from untyped code, anything
-        for one in given_url.split(",") if isinstance(given_url, str) else [""]:
+        for address in given_url.split(",") if isinstance(given_url, str) else [""]:
             try:
-                parts = urlsplit(one.strip())
+                parts = urlsplit(address.strip())
                 good = parts.scheme in {"http", "https"} and bool(parts.hostname)
                 good = good and not parts.query and not parts.fragment and parts.port != 0
             except ValueError:
@@ -184,14 +184,14 @@ class _Reader:
             line = f"schema registry {self._url}: no schema in the response for schema {schema_id}"
             raise ConnectionError(line)
         kind = schema.schema_type or "AVRO"
-        found = self._by_type.get(kind)
-        if found is None:
+        reader = self._by_type.get(kind)
+        if reader is None:
             cure = "Perkey reads AVRO, JSON and PROTOBUF"
             if kind == "PROTOBUF":
                 cure = "pass its generated class: perkey.Schema(url, message=...)"
             raise ValueError(f"schema {schema_id} is {kind}: {cure}")
-        self._by_head[head] = found
-        return found
+        self._by_head[head] = reader
+        return reader
 
     def _refusal(self, error: BaseException, schema_id: int | UUID) -> Exception:
         """The exception if the registry returned no schema: OSErrors are failed attempts."""
@@ -211,14 +211,16 @@ class _Reader:
     def _unreadable(self, error: BaseException, schema_id: int | UUID) -> Exception:
         """The exception for unreadable bytes; a schema's references are fetched here."""
         line = _line(error)
-        one: BaseException | None = error
-        while one is not None:
-            names = {base.__name__ for base in type(one).__mro__}
+        cause: BaseException | None = error
+        while cause is not None:
+            names = {base.__name__ for base in type(cause).__mro__}
             if names & _OF_THE_REGISTRY:
-                return self._refusal(one, schema_id)
+                return self._refusal(cause, schema_id)
             if "ValidationError" in names:  # its message quotes the value
-                line = f"{getattr(one, 'json_path', '$')} fails {getattr(one, 'validator', '')!r}"
-            one = one.__cause__ or one.__context__
+                line = (
+                    f"{getattr(cause, 'json_path', '$')} fails {getattr(cause, 'validator', '')!r}"
+                )
+            cause = cause.__cause__ or cause.__context__
         return ValueError(f"it does not fit schema {schema_id}: {line}")
 
 

@@ -84,9 +84,9 @@ class KafkaTransactions:
         """
         self._open({})
 
-    def _open(self, more: Mapping[str, Any]) -> None:
+    def _open(self, extra: Mapping[str, Any]) -> None:
         self._discard()
-        producer = Producer({**self._config, **more, **self._refusals.callbacks})
+        producer = Producer({**self._config, **extra, **self._refusals.callbacks})
         deadline = time.monotonic() + INIT_S
         while True:
             try:
@@ -129,7 +129,7 @@ class KafkaTransactions:
             if self._producer is None:
                 self.open()
             committed = self._attempt(messages, offsets, membership, deliveries)
-            fell = [one.error.type for one in deliveries if one and one.error]
+            fell = [delivery.error.type for delivery in deliveries if delivery and delivery.error]
             if not committed and sum(name in COMPANY_NAMES for name in fell) > 1:
                 # Whole batches were refused: which message is at fault shows when each is alone.
                 began, deliveries = time.monotonic(), [None] * len(messages)
@@ -165,7 +165,11 @@ class KafkaTransactions:
                 lasts=lasts,
                 maps_too_large=maps_too_large(error.code()),
             )
-        errors = (one.error for one in deliveries if one is not None and one.error is not None)
+        errors = (
+            delivery.error
+            for delivery in deliveries
+            if delivery is not None and delivery.error is not None
+        )
         return TransactionEnd(outcome, deliveries, next((e.message for e in errors), ""))
 
     def _attempt(
@@ -183,10 +187,12 @@ class KafkaTransactions:
         # Wait until all messages are answered; returns how many are not.
         until = time.monotonic() + TRANSACTION_TIMEOUT_S
         while left := producer.flush(FLUSH_S):
-            failed = any(one is not None and one.error is not None for one in deliveries)
+            failed = any(
+                delivery is not None and delivery.error is not None for delivery in deliveries
+            )
             if failed or time.monotonic() >= until:
                 break
-        if left or any(one is None or one.error is not None for one in deliveries):
+        if left or any(delivery is None or delivery.error is not None for delivery in deliveries):
             self._reported = _reported(producer)
             self._abort(producer)
             # A refused message has left a gap in the sequence: this producer's next message to
@@ -320,8 +326,8 @@ def _reported(producer: Producer) -> KafkaError | None:
     try:
         producer.begin_transaction()
     except KafkaException as error:
-        one: KafkaError = error.args[0]
-        return one if one.txn_requires_abort() else None
+        kafka_error: KafkaError = error.args[0]
+        return kafka_error if kafka_error.txn_requires_abort() else None
     return None
 
 
@@ -332,8 +338,13 @@ def _again(call: Callable[[float], Any], deadline: float) -> None:
         try:
             call(max(0.1, left_s))
         except KafkaException as error:
-            one: KafkaError = error.args[0]
-            if not one.retriable() or one.txn_requires_abort() or one.fatal() or left_s <= 0:
+            kafka_error: KafkaError = error.args[0]
+            if (
+                not kafka_error.retriable()
+                or kafka_error.txn_requires_abort()
+                or kafka_error.fatal()
+                or left_s <= 0
+            ):
                 raise
             time.sleep(RETRY_S)
         else:
