@@ -185,14 +185,18 @@ def test_partitions_that_a_recreated_topic_no_longer_has_are_given_up(kafka):
     """The group kept them until librdkafka's next look at the metadata: start unknown for minutes."""
     source, seen = kafka.topic(partitions=3), []
     kafka.fill(source, [b"old"], partition=0)
-    app = kafka.app()
+    group = kafka.name("g")
+    app = kafka.app(group=group)
 
     @app.consume(source)
     def handler(record):
         seen.append(record.value)
 
     kafka.start(app)
-    wait_for(lambda: seen == [b"old"])
+    # A topic's id is looked up within half a second of its assignment: before that,
+    # a recreated one looks like the former.
+    wait_for(lambda: kafka.committed(group, source) == 1)
+    assert seen == [b"old"]
     kafka.delete(source)
     kafka.topic(name=source)
     kafka.fill(source, [b"new"], partition=0)
